@@ -43,7 +43,7 @@ include mk/sanitize.mk
 
 # ---- what is built from what
 
-MPI_SOURCES := $(addprefix llmc/parallel/,comm_mpi.cpp mpi_group.cpp mpi_thread.cpp)
+MPI_SOURCES := $(addprefix llmc/parallel/,comm_mpi.cpp)
 LIB_SOURCES := $(filter-out llmc/cuda/% $(if $(MPI_FOUND),,$(MPI_SOURCES)),$(wildcard llmc/*/*.cpp))
 LIB_OBJECTS := $(LIB_SOURCES:%.cpp=$(BUILD)/%.o)
 TESTS       := $(patsubst dev/test/unit/%.cpp,$(BUILD)/%,$(wildcard dev/test/unit/test_*.cpp))
@@ -55,7 +55,7 @@ UNITS_NAMES := $(addprefix llmc/cpu/,amx avx512bf16 isa)
 
 # Sources with loops over all elements of a tensor, all tokens or all bytes of a file.
 FAST := base/files text/unicode base/xxhash checkpoint/hf_weights data/dataloader data/shard infer/sampler \
-        model/params parallel/comm_mpi parallel/mpi_group train/optimizer text/bpe_train \
+        model/params parallel/comm_mpi train/optimizer text/bpe_train \
         text/tokenize text/tokenizer
 FAST := $(FAST:%=llmc/%) $(basename $(wildcard llmc/cpu/*.cpp dev/bench/*.cpp))
 $(foreach folder,$(BUILD) $(BUILD)/cuda $(BUILD)/units,$(FAST:%=$(folder)/%.o)): OPT := $(call OPTIMIZE,-O3,-O1)

@@ -114,8 +114,7 @@ static int run_command(const Options& options, char** argv, const Launch& launch
                message_text(options.taken).c_str());
     start_device(options, launch);
     const auto watchdog = std::make_shared<Watchdog>(plans ? 0.0 : options.timeout, launch.rank, launch.world_size);
-    comm = make_comm(plans ? Launch() : launch, options.share_gpu);
-    comm->watchdog = watchdog;
+    comm = make_comm(plans ? Launch() : launch, watchdog);
     const Dtype dtype = training_dtype(options);
     std::string command_line;
     for (int i = 0; argv[i]; i++) command_line.append(i ? " " : "").append(shell_word(argv[i]));

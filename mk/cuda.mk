@@ -5,9 +5,10 @@
 OPS_SOURCES  := model/gpt2 model/memory parallel/gradients parallel/weight_gather train/optimizer
 OPS_OBJECTS  := $(OPS_SOURCES:%=$(BUILD)/cuda/llmc/%.o)
 # All other sources are the same for both backends. Tests compare with the CPU's operations, so these are linked too.
-HOST_OBJECTS := $(filter-out $(OPS_SOURCES:%=$(BUILD)/llmc/%.o) $(BUILD)/llmc/cpu/device.o,$(LIB_OBJECTS))
+HOST_OBJECTS := $(filter-out $(OPS_SOURCES:%=$(BUILD)/llmc/%.o) $(addprefix $(BUILD)/llmc/,cpu/device.o parallel/comm_nccl.o),\
+                $(LIB_OBJECTS))
 CUDNN_NAMES  := llmc/cuda/attention_cudnn llmc/cuda/cudnn_plan
-GPU_NAMES    := $(basename $(wildcard llmc/cuda/*.cu llmc/cuda/*.cpp))
+GPU_NAMES    := $(basename $(wildcard llmc/cuda/*.cu llmc/cuda/*.cpp) llmc/parallel/comm_nccl.cpp)
 GPU_NAMES    := $(filter-out $(if $(CUDNN_FOUND),,$(CUDNN_NAMES)),$(GPU_NAMES))
 GPU_OBJECTS  := $(GPU_NAMES:%=$(BUILD)/cuda/%.o)
 GPU_TESTS    := $(patsubst dev/test/gpu/%.cu,$(BUILD)/cuda/%,$(wildcard dev/test/gpu/test_gpu_*.cu))
@@ -39,7 +40,7 @@ $(BUILD)/cuda/%.o: %.cu $(RULES) $(BUILD)/cuda/archs
 $(BUILD)/cuda/%.o: %.cpp $(RULES)
 	$(call compile,CXX   $< (CUDA),$(CXX) $(CXXFLAGS) -DUSE_CUDA -isystem $(CUDA_ROOT)/include $(CUDNN_FLAGS))
 
-$(BUILD)/cuda/llmc/cuda/comm_nccl.o: CXXFLAGS += $(NCCL_FLAGS)
+$(BUILD)/cuda/llmc/parallel/comm_nccl.o: CXXFLAGS += $(NCCL_FLAGS)
 
 $(BUILD)/cuda/libllmc.a: $(HOST_OBJECTS) $(OPS_OBJECTS) $(GPU_OBJECTS)
 $(BUILD)/cuda/train_gpt2cu $(BUILD)/cuda/test_gpt2cu: $(BUILD)/cuda/%cu: $(BUILD)/%.o $(BUILD)/cuda/libllmc.a

@@ -12,7 +12,7 @@ EMU_COMPILE   = $(CXX) $(EMUFLAGS) $(SANFLAGS) -x c++ -include dev/simt/emulator
 EMU_LIB      := emulator warp shared_memory cudart streams cublasLt cudnn nccl
 EMU_LIB      := $(EMU_LIB:%=$(BUILD)/emulator/dev/simt/%.o)
 EMU_OBJECTS  := $(patsubst %,$(BUILD)/emulator/%.o,$(sort $(GPU_NAMES) $(CUDNN_NAMES)))
-$(BUILD)/emulator/llmc/cuda/comm_nccl.o: EMUFLAGS += $(MPI_FLAGS)
+$(BUILD)/emulator/llmc/parallel/comm_nccl.o: EMUFLAGS += $(MPI_FLAGS)
 $(BUILD)/emulator/llmc/cuda/device.o: EMUFLAGS  += -DCUDA_ARCHS='"$(strip $(CUDA_ARCHS))"'
 
 .PHONY: emulator
@@ -27,8 +27,8 @@ $(BUILD)/emulator/group_ranks: $(BUILD)/dev/test/ranks/group_ranks.o $(BUILD)/em
 	$(call link)
 
 # Programs without NCCL, and without NCCL and MPI, as the one in the Makefile.
-$(BUILD)/emulator/nonccl/train_gpt2cu: $(BUILD)/train_gpt2.o $(BUILD)/emulator/nonccl/llmc/cuda/comm_nccl.o
-$(BUILD)/emulator/alone/train_gpt2cu: $(BUILD)/train_gpt2.o $(BUILD)/emulator/nonccl/llmc/cuda/comm_nccl.o \
+$(BUILD)/emulator/nonccl/train_gpt2cu: $(BUILD)/train_gpt2.o $(BUILD)/emulator/nonccl/llmc/parallel/comm_nccl.o
+$(BUILD)/emulator/alone/train_gpt2cu: $(BUILD)/train_gpt2.o $(BUILD)/emulator/nonccl/llmc/parallel/comm_nccl.o \
                                       $(BUILD)/alone/llmc/parallel/comm.o
 $(BUILD)/emulator/nonccl/train_gpt2cu $(BUILD)/emulator/alone/train_gpt2cu: $(BUILD)/emulator/libllmc.a
 	@mkdir -p $(@D)

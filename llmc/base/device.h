@@ -27,10 +27,6 @@ struct DeviceInfo {
 // Set by --debug-sync: the host waits for every kernel, so that an error names its kernel. Slow.
 inline bool device_debug_sync = false;
 
-// Set by --comm-sms: the multiprocessors of a GPU that collectives use, and that matmuls leave to them. 0: the
-// libraries choose.
-inline int device_comm_sms = 0;
-
 // Call this once, before all other functions here. threads: CPU threads to use, 0 = one per core.
 void device_init(int local_rank, int threads);
 DeviceInfo device_info();
@@ -52,9 +48,9 @@ AlgorithmChoices device_algorithms();
 // timing repeats the operation, so a gradient that accumulates is then wrong.
 void device_time_algorithms(bool on);
 
-// Set by a communicator. Called repeatedly while the host waits for the device, with the duration of the wait in
-// seconds. It throws if the device's work can never complete because another rank is gone.
-inline void (*while_host_waits)(double seconds) = nullptr;
+// Set by a communicator. Called repeatedly while the host waits for the device. It throws if the device's work can
+// never complete because another rank is gone.
+inline void (*while_host_waits)() = nullptr;
 
 // Allocates zeroed memory, aligned to at least 64 bytes. The error names the purpose and the size. 0 bytes give null.
 void* device_allocate(int64_t bytes, const char* purpose);

@@ -45,7 +45,7 @@ static void check_memory(const Options& o, const GPT2Config& config, int T, cons
 
 template <class floatX>
 static int eval_loss(const Options& o, Comm& comm, const Launch& launch) {
-    const Groups groups = make_groups(comm, o.tensor_parallel, o.tp_across_hosts);
+    const Groups groups = make_groups(comm, o.tensor_parallel);
     const bool prints = comm.rank == 0;
     const auto message = [&](const std::string& line) {
         if (prints) print_message(line);

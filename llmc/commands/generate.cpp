@@ -11,7 +11,7 @@
 
 template <class floatX>
 static int generate_text(const Options& o, Comm& comm) {
-    const Groups groups = make_groups(comm, o.tensor_parallel, o.tp_across_hosts);
+    const Groups groups = make_groups(comm, o.tensor_parallel);
     const bool prints = comm.rank == 0;
     const RunSource source = find_trained_model(o, true, comm);
     if (prints)

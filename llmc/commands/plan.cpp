@@ -42,7 +42,7 @@ int run_plan(const Options& options, Dtype dtype, const Launch& launch) {
     const int data_parallel = count_data_parallel(world_size, o.tensor_parallel, source.config.NH);
     check_tensor_parallel(o, source.config, T, world_size);
     Comm single_rank;
-    resolve_micro_batch(o, dtype, source.config, T, make_groups(single_rank, 1, false), data_parallel, 1);
+    resolve_micro_batch(o, dtype, source.config, T, make_groups(single_rank, 1), data_parallel, 1);
     check_tokens_at_once(o.micro_batch, T);
     const BatchPlan batch = plan_batch(o.micro_batch, T, o.global_batch_tokens, data_parallel, o.default_global_batch);
     check_virtual_ranks(o, batch);

@@ -92,7 +92,6 @@ void start_device(const Options& o, const Launch& launch) {
     if (o.command == Command::generate)
         batch_memory_advice = device_memory_is_host() ? "free memory, or try a machine with more"
                                                       : "free memory, or try --tensor-parallel on more ranks";
-    device_comm_sms = launch.world_size > 1 ? o.comm_sms : 0;
     choose_attention(o.cudnn != "off", o.deterministic != "off");
     device_init(launch.local_rank, threads_of_rank(o, launch));
     const std::string note = device_memory_is_host() && launch.rank == 0 && !o.quiet ? note_on_threads(o.threads) : "";

@@ -15,7 +15,6 @@
 #include "cpu/isa.h"
 #include "cpu/matmul.h"
 #include "cpu/memory.h"
-#include "parallel/comm.h"
 
 namespace {
 
@@ -131,9 +130,6 @@ void fill_zero(void* device, int64_t bytes, Stream) {
 #pragma omp parallel for schedule(static) if (bytes > 4 * chunk)
     for (int64_t i = 0; i < bytes; i += chunk) memset(static_cast<char*>(device) + i, 0, std::min(chunk, bytes - i));
 }
-
-bool device_joins_ranks() { return false; }
-std::unique_ptr<Comm> make_device_comm(const Launch&) { return nullptr; }
 
 void device_reserve_scratch(int64_t bytes) { cpu::reserve_scratch(bytes); }
 void* device_scratch(int64_t bytes) { return cpu::scratch(bytes); }

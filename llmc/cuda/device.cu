@@ -122,9 +122,9 @@ const cudaDeviceProp& properties() {
 }
 
 // Calls while_host_waits. During stack unwinding, a destructor must not throw another error.
-void call_while_host_waits(double seconds) {
+void call_while_host_waits() {
     try {
-        while_host_waits(seconds);
+        while_host_waits();
     } catch (const Error&) {
         if (std::uncaught_exceptions() == 0) throw;
     }
@@ -134,12 +134,11 @@ void call_while_host_waits(double seconds) {
 // while_host_waits in between.
 template <class Wait, class Query>
 void wait_on_host(const Wait& wait, const Query& query) {
-    const double start = seconds_now();
     for (int tries = 0; while_host_waits; tries++) {
         const cudaError_t error = query();
         if (error != cudaErrorNotReady) return CUDA_CHECK(error);
         cudaGetLastError();  // clears it, else the next launch would report it again
-        call_while_host_waits(seconds_now() - start);
+        call_while_host_waits();
         if (tries > 20) std::this_thread::sleep_for(std::chrono::microseconds(std::min(tries, 100)));
     }
     CUDA_CHECK(wait());

@@ -189,7 +189,7 @@ void set_pointers(Plan& plan, const Call<floatX>& call) {
     set<const void*>(plan, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, call.b_scale);
 }
 
-// The multiprocessors that a matmul may use.
+// Returns the number of multiprocessors.
 int sm_count() {
     static const int all = [] {
         int device = 0, value = 0;
@@ -197,7 +197,7 @@ int sm_count() {
         CUDA_CHECK(cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, device));
         return value;
     }();
-    return std::max(1, all - device_comm_sms);
+    return all;
 }
 
 struct Types {
@@ -225,7 +225,6 @@ Plan describe(const Call<floatX>& call, const Route& route) {
     set<int32_t>(plan, CUBLASLT_MATMUL_DESC_TRANSA, transa ? CUBLAS_OP_T : CUBLAS_OP_N);
     set<int32_t>(plan, CUBLASLT_MATMUL_DESC_TRANSB, transb ? CUBLAS_OP_T : CUBLAS_OP_N);
     set<uint32_t>(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, route.epilogue);
-    if (device_comm_sms > 0) set<int32_t>(plan, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, sm_count());
     if (plan.uses_aux) set<int64_t>(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, m);
     if (fp8 && call.bias) set<int32_t>(plan, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, CUDA_R_16BF);
     set_pointers(plan, call);
@@ -375,10 +374,9 @@ bool is_split(const Plan& plan) {
 // ---- Choice by time
 
 std::string choice_key(const Shape& s) {
-    const std::string sms = device_comm_sms > 0 ? format(", %d SMs", sm_count()) : "";
-    return format("%s; %s; %s %s m %d n %d k %d%s%s, aligned to %d%s", device_info().name.c_str(),
+    return format("%s; %s; %s %s m %d n %d k %d%s%s, aligned to %d", device_info().name.c_str(),
                   device_libraries().c_str(), kind_names[int(s.kind)], operand_names[int(s.operands)], s.m, s.n, s.k,
-                  epilogue_names[int(s.epilogue)], s.adds_residual ? "+residual" : "", s.alignment, sms.c_str());
+                  epilogue_names[int(s.epilogue)], s.adds_residual ? "+residual" : "", s.alignment);
 }
 
 // The chosen plan, if there is a choice and this library still accepts it.

@@ -13,18 +13,16 @@
 
 enum class GradDtype { fp32, bf16 };  // dtype of gradients in collectives (--grad-dtype)
 
+// The communicator of a single rank, whose collectives do nothing, and the base of the others.
 struct Comm {
     using Ticket = int64_t;
     int rank = 0, world_size = 1;
-    int shard_index = 0;  // which of the world_size equal shards of a buffer reduce_scatter leaves on this rank
-    // Totals of this rank: bytes sent, collectives, waits for collectives. exposed_seconds: the time that the host or
-    // a stream was blocked in the waits that have ended.
-    int64_t bytes_sent = 0, calls = 0, waits = 0;
-    double exposed_seconds = 0.0;
+    int shard_index = 0;  // index of this rank's shard after reduce_scatter; with MPI it is the bit-reversed rank
+    int64_t bytes_sent = 0, calls = 0, waits = 0;  // totals of this rank; calls: collectives; waits: for collectives
+    double exposed_seconds = 0.0;  // time in which the host or a stream was blocked in the waits that have ended
     // Watchdog of this rank, shared with the groups; null: nobody watches. It also guards the destructor, in which the
     // ranks disconnect.
     std::shared_ptr<Watchdog> watchdog;
-    const Comm* parent = nullptr;  // the Comm that was split into this one; null: this is the world
 
     virtual ~Comm() = default;
     virtual std::string describe() const { return "one rank"; }
@@ -32,12 +30,9 @@ struct Comm {
     // Allocates memory for gradient collectives of this dtype and of at most max_count elements. Call it before the
     // first such collective.
     virtual void reserve(GradDtype, int64_t /*max_count*/) {}
-
     // Makes one small and one large call of each collective. At the first call NCCL connects the ranks and allocates
-    // device memory; without connect() this would happen after memory was measured and filled. All ranks call
-    // connect().
+    // device memory; without connect() this would happen after memory was measured and filled. All ranks call it.
     virtual void connect() {}
-
     // The communicator of the ranks that give the same color (0 or more), in the order of their ranks here. A group of
     // one rank is a plain Comm. All ranks call split() with the same collectives before it. The group has counters of
     // its own, and must not outlive this Comm. Collectives of several groups may be in flight at the same time, if
@@ -66,11 +61,6 @@ struct Comm {
     virtual Ticket broadcast(void* /*x*/, int64_t /*bytes*/, int /*from*/, Stream) { return 0; }
     // Work queued on the stream after this call runs after the ticket's collective and all earlier ones.
     virtual void wait(Ticket, Stream) {}
-    // Progress of the training thread, for the watchdog. what: a string of static duration, "micro-step".
-    void reached(const char* what, int64_t number = -1) const {
-        if (watchdog) watchdog->reached(what, number);
-    }
-
     // Adds the durations of waits that have ended, among the first `first_waits` waits, to exposed_seconds. Returns
     // exposed_seconds.
     virtual double exposed(int64_t /*first_waits*/) { return exposed_seconds; }
@@ -82,18 +72,16 @@ struct Comm {
     virtual bool any_rank(bool yes) { return world_size == 1 && yes; }
     // Ends this rank, and all other ranks where the launcher allows it.
     [[noreturn]] virtual void abort(int exit_code);
+    // Progress of the training thread, for the watchdog. what: a string of static duration, "micro-step".
+    void reached(const char* what, int64_t number = -1) const {
+        if (watchdog) watchdog->reached(what, number);
+    }
 };
 
-// Connects the ranks of the launch: by NCCL between GPUs, else by MPI. staged: by MPI through host memory, also between
-// GPUs. Refuses a launch that needs a library which this build lacks.
-std::unique_ptr<Comm> make_comm(const Launch& launch, bool staged);
-// The device's own collectives, or null if the device has none (cuda/comm_nccl.cpp, cpu/device.cpp).
-std::unique_ptr<Comm> make_device_comm(const Launch& launch);
-bool device_joins_ranks();                                  // whether the device has collectives
-bool mpi_joins_ranks();                                     // whether this build has MPI
-std::unique_ptr<Comm> make_mpi_comm(const Launch& launch);  // comm_mpi.cpp, if built with Open MPI
-
-// device_identity: this rank's device and host, which ranks exchange before they connect. check_own_devices refuses
-// (EXIT_USAGE) two ranks on the same device.
-std::string device_identity();
-void check_own_devices(const std::vector<std::string>& rank_infos);
+// Connects the ranks of the launch: GPUs by NCCL, CPU ranks by MPI. Refuses a launch that needs a library which this
+// build lacks.
+std::unique_ptr<Comm> make_comm(const Launch& launch, std::shared_ptr<Watchdog> watchdog = nullptr);
+bool built_with_nccl();  // comm_nccl.cpp; false for the CPU
+bool built_with_mpi();
+std::unique_ptr<Comm> make_nccl_comm(const Launch& launch);  // comm_nccl.cpp
+std::unique_ptr<Comm> make_mpi_comm(const Launch& launch);   // comm_mpi.cpp, if built with Open MPI

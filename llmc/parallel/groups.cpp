@@ -5,6 +5,7 @@
 
 #include "base/common.h"
 #include "base/host.h"
+#include "base/print.h"
 
 std::string possible_tensor_parallel(int world_size, int heads) {
     std::vector<int> divisors;
@@ -14,36 +15,6 @@ std::string possible_tensor_parallel(int world_size, int heads) {
     for (size_t i = 0; i < divisors.size(); i++)
         text += format("%s%d", i == 0 ? "" : i + 1 == divisors.size() ? " or " : ", ", divisors[i]);
     return text;
-}
-
-// The largest number that divides the ranks and keeps every group on one host.
-static int largest_on_one_host(const std::vector<std::string>& ids) {
-    const int ranks = int(ids.size());
-    int largest = 1;
-    for (int n = 2; n <= ranks; n++) {
-        bool fits = ranks % n == 0;
-        for (int r = 0; r < ranks && fits; r++) fits = ids[r] == ids[r / n * n];
-        if (fits) largest = n;
-    }
-    return largest;
-}
-
-void check_tensor_parallel_hosts(const std::vector<std::string>& hosts, int tensor_parallel) {
-    std::vector<std::string> ids, names;
-    for (const std::string& host : hosts) {
-        const size_t space = host.find(' ');
-        ids.push_back(host.substr(0, space));
-        names.push_back(space == host.npos ? host : host.substr(space + 1));
-    }
-    for (int r = 0; r < int(hosts.size()); r++) {
-        const int first = r / tensor_parallel * tensor_parallel;
-        if (ids[r] == ids[first]) continue;
-        fail(EXIT_USAGE,
-             "--tensor-parallel %d puts rank %d on %s and rank %d on %s into one group, whose ranks exchange "
-             "activations in every layer: give --tensor-parallel %d, or --tp-across-hosts if the network between the "
-             "hosts is fast",
-             tensor_parallel, first, names[first].c_str(), r, names[r].c_str(), largest_on_one_host(ids));
-    }
 }
 
 int count_data_parallel(int world_size, int tensor_parallel, int heads) {
@@ -56,27 +27,43 @@ int count_data_parallel(int world_size, int tensor_parallel, int heads) {
          possible_tensor_parallel(world_size, heads).c_str(), more.c_str());
 }
 
-// Ranks that divide the layers differently would wait for each other.
-static void check_same_tensor_parallel(Comm& world, int tensor_parallel, bool across_hosts) {
-    const std::string own = format("--tensor-parallel %d%s", tensor_parallel, across_hosts ? " --tp-across-hosts" : "");
-    const std::vector<std::string> all = world.all_gather_text(own);
-    for (size_t rank = 1; rank < all.size(); rank++)
-        ENSURE(all[rank] == all[0], "rank %zu differs from rank 0: %s there, %s on rank 0", rank, all[rank].c_str(),
-               all[0].c_str());
+// Refuses ranks that divide the layers differently, because they would wait for each other. Returns the ranks' hosts.
+static std::vector<std::string> compare_ranks(Comm& world, int tensor_parallel) {
+    const std::string own = std::to_string(tensor_parallel);
+    const std::vector<std::string> all = world.all_gather_text(own + " " + host_name());
+    std::vector<std::string> hosts;
+    for (size_t rank = 0; rank < all.size(); rank++) {
+        const size_t space = all[rank].find(' ');
+        const std::string there = all[rank].substr(0, space), first = all[0].substr(0, all[0].find(' '));
+        ENSURE(there == first, "rank %zu differs from rank 0: --tensor-parallel %s there, %s on rank 0", rank,
+               there.c_str(), first.c_str());
+        hosts.push_back(all[rank].substr(space + 1));
+    }
+    return hosts;
 }
 
-Groups make_groups(Comm& world, int tensor_parallel, bool across_hosts, int heads) {
-    check_same_tensor_parallel(world, tensor_parallel, across_hosts);
+std::string warn_of_hosts(const std::vector<std::string>& hosts, int tensor_parallel) {
+    for (int rank = 0; rank < int(hosts.size()); rank++) {
+        const int first = rank / tensor_parallel * tensor_parallel;
+        const std::string &here = hosts[size_t(first)], &there = hosts[size_t(rank)];
+        if (here != there)
+            return format("warning: --tensor-parallel %d puts rank %d on %s and rank %d on %s into one group, whose "
+                          "ranks exchange activations in every layer",
+                          tensor_parallel, first, here.c_str(), rank, there.c_str());
+    }
+    return "";
+}
+
+Groups make_groups(Comm& world, int tensor_parallel, int heads) {
+    const std::vector<std::string> hosts = compare_ranks(world, tensor_parallel);
     count_data_parallel(world.world_size, tensor_parallel, heads);
+    const std::string warning = world.rank == 0 ? warn_of_hosts(hosts, tensor_parallel) : "";
+    if (!warning.empty()) print_message(warning);
     if (tensor_parallel == 1) {
-        auto alone = std::make_unique<Comm>();
-        alone->parent = &world;
-        alone->watchdog = world.watchdog;
+        std::unique_ptr<Comm> alone = world.Comm::split(0);
         Comm& tp = *alone;
         return {world, nullptr, std::move(alone), world, tp};
     }
-    if (!across_hosts)
-        check_tensor_parallel_hosts(world.all_gather_text(host_id() + " " + host_name()), tensor_parallel);
     std::unique_ptr<Comm> own_tp = world.split(world.rank / tensor_parallel);
     std::unique_ptr<Comm> own_dp = world.split(world.rank % tensor_parallel);
     Comm &dp = *own_dp, &tp = *own_tp;

@@ -158,7 +158,7 @@ static int count_ranks(int ranks) {
     const int gpus = cpu ? 0 : device_count(), count = ranks < 0 ? gpus : ranks;
     ENSURE(cpu || count <= gpus, "--ranks %d, but there %s on this machine (CUDA_VISIBLE_DEVICES chooses them)", count,
            gpus == 1 ? "is 1 GPU" : format("are %d GPUs", gpus).c_str());
-    ENSURE(cpu ? mpi_joins_ranks() : device_joins_ranks(),
+    ENSURE(cpu ? built_with_mpi() : built_with_nccl(),
            "--ranks needs %s, which this build lacks: apt-get install %s, and run make", cpu ? "MPI" : "NCCL",
            cpu ? "libopenmpi-dev" : "libnccl-dev");
     return count;

@@ -8,7 +8,7 @@
 
 static const Groups& single_rank() {
     static Comm comm;
-    static const Groups groups = make_groups(comm, 1, false);
+    static const Groups groups = make_groups(comm, 1);
     return groups;
 }
 

@@ -98,9 +98,8 @@ struct Options {
     std::string split = "none", text_key = "text";
 
     // until removed
-    int threads = 0, comm_sms = 0;
-    bool tp_across_hosts = false, share_gpu = false, debug_sync = false,
-         resume_strict = false;
+    int threads = 0;
+    bool debug_sync = false, resume_strict = false;
     std::vector<std::string> renamed;
 };
 

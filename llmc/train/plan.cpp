@@ -54,7 +54,7 @@ MemoryOptions memory_options_of(const Options& o, int data_parallel, int tensor_
             .shards = o.zero ? data_parallel : 1,
             .shard_gradients = o.zero >= 2,
             .shard_weights = o.zero >= 3 && data_parallel > 1,
-            .bf16_gradients = o.grad_dtype == "bf16" && data_parallel > 1 && device_joins_ranks() && !o.share_gpu,
+            .bf16_gradients = o.grad_dtype == "bf16" && data_parallel > 1 && built_with_nccl(),
             .fp8 = o.precision == "fp8",
             .tensor = {tensor_index, o.tensor_parallel},
             .sequence_parallel = o.sequence_parallel};

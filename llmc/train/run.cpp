@@ -264,7 +264,7 @@ Run prepare_run(const Options& options, const Launch& launch, Comm& world, Dtype
                 std::unique_ptr<Log>& log) {
     Run run = {.options = options,
                .dtype = dtype,
-               .groups = make_groups(world, options.tensor_parallel, options.tp_across_hosts, heads_of(options)),
+               .groups = make_groups(world, options.tensor_parallel, heads_of(options)),
                .start = {},
                .batch = {},
                .schedule = {},

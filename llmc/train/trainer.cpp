@@ -206,6 +206,7 @@ void Trainer<floatX>::finish_step(int64_t step) {
     StepResults& r = results[step % 2];
     if (r.step != step || step < 0) return;
     wait_for_event(r.done);
+    run.groups.world.reached("results of a step");
     r.step = -1;
     for (int rank = 0; rank < run.groups.world.world_size; rank++) stop |= r.values.statuses[rank].stop != 0.0f;
     const bool counts = outliers.skip_nan || !std::isnan(r.values.factor);

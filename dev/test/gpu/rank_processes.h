@@ -31,7 +31,6 @@ struct Ranks {
     int number = 2;
     const char* streams = "now";  // SIMT_STREAMS of every rank
     bool one_gpu = false;         // all ranks use GPU 0
-    bool deaf = false;            // the emulator's NCCL does not notice a lost rank
 };
 
 // The name of the running test case as a doctest filter. A comma would end the filter, so it becomes a wildcard.
@@ -108,7 +107,6 @@ inline std::vector<Ending> run_ranks(const Ranks& ranks, const std::function<voi
             setenv("TEST_COMM_PORT", std::to_string(port).c_str(), 1);
             setenv("SIMT_DEVICES", std::to_string(ranks.number).c_str(), 1);
             setenv("SIMT_STREAMS", ranks.streams, 1);
-            if (ranks.deaf) setenv("SIMT_NCCL", "deaf", 1);
             execl("/proc/self/exe", "test_gpu_comm", ("--test-case=" + test_case).c_str(), nullptr);
             _exit(127);
         }

@@ -69,8 +69,8 @@ agent() {
 
 # Interfaces are chosen by subnet, because their names may differ between hosts. The keepalive, of 8 s unless $KEEPALIVE
 # says another, lets mpirun notice a host whose cable is cut. Without it mpirun waits minutes or hours, although the
-# ranks have given up (SILENT_SECONDS in llmc/parallel/mpi_thread.cpp). --host gives the number of slots, because with
-# the policy of several_ranks_here Open MPI 5 would put all ranks on the first host.
+# watchdogs have ended the ranks. --host gives the number of slots, because with the policy of several_ranks_here Open
+# MPI 5 would put all ranks on the first host.
 run() {
     local list="" host ranks=$2 all=$(($1 * $2)) idle interval probes
     read -r idle interval probes <<<"${KEEPALIVE:-5 1 3}"

@@ -1,10 +1,9 @@
 // group_ranks.cpp: a program that test_groups.sh starts as several ranks.
 //
 //   group_ranks check [ROWS...]           all checks of cases_groups.h, with ROWS elements per rank
-//   group_ranks staged [ROWS...]          the same; GPU ranks exchange by MPI through host memory
 //   group_ranks wait                      all ranks but the last wait in a collective of a group, for ever
 //   group_ranks yields                    prints whether a rank that waits yields its core, or sleeps
-//   group_ranks tensor-parallel N [yes]   makes the groups; yes: also across hosts
+//   group_ranks tensor-parallel N         makes the groups
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -72,7 +71,7 @@ void run(Comm& world, int argc, char** argv) {
     if (command == "wait") return wait_for_ever(world);
     if (command == "yields") return print_yields(world);
     if (command == "tensor-parallel") {
-        const Groups groups = make_groups(world, atoi(argv[2]), argc > 3);
+        const Groups groups = make_groups(world, atoi(argv[2]));
         printf("rank %d: dp %d of %d, tp %d of %d\n", world.rank, groups.dp.rank, groups.dp.world_size, groups.tp.rank,
                groups.tp.world_size);
         return;
@@ -88,10 +87,9 @@ void run(Comm& world, int argc, char** argv) {
 int main(int argc, char** argv) {
     std::unique_ptr<Comm> world;
     try {
-        const Launch launch = find_launch({}, getenv);
-        const bool staged = argc > 1 && strcmp(argv[1], "staged") == 0;
-        device_init(staged ? 0 : launch.local_rank, 1);
-        world = make_comm(launch, staged);
+        const Launch launch = find_launch(getenv);
+        device_init(launch.local_rank, 1);
+        world = make_comm(launch);
         run(*world, argc, argv);
     } catch (const Error& error) {
         fprintf(stderr, "error: rank %d on %s: %s\n", world ? world->rank : -1, host_name().c_str(), error.what());

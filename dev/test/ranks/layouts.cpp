@@ -331,7 +331,7 @@ struct Training {
 
 static Groups alone() {
     static Comm comm;
-    return make_groups(comm, 1, false);
+    return make_groups(comm, 1);
 }
 
 template <class floatX>
@@ -567,7 +567,7 @@ struct Layouts {
             worlds[ranks] = world.split(world.rank < ranks ? 0 : 1 + world.rank);
             if (world.rank >= ranks) continue;
             for (int tp = 1; tp <= ranks; tp *= 2)
-                groups.emplace(std::pair(ranks, tp), make_groups(*worlds[ranks], tp, false));
+                groups.emplace(std::pair(ranks, tp), make_groups(*worlds[ranks], tp));
         }
     }
 };
@@ -623,7 +623,7 @@ int main(int argc, char** argv) {
         std::vector<Shape> shapes;
         for (int i = 1; i < argc; i++) shapes.push_back(parse(argv[i]));
         for (int seed = 1; argc == 1 && seed <= SHAPES; seed++) shapes.push_back(random_shape(seed));
-        world = make_comm(find_launch({}, getenv), false);
+        world = make_comm(find_launch(getenv));
         ENSURE(world->world_size == RANKS, "the sweep needs %d ranks; start it by mpirun -np %d", RANKS, RANKS);
         return sweep(shapes, *world) > 0;
     } catch (const Error& error) {

@@ -106,9 +106,6 @@ if [ -z "$mpi" ]; then
     check "2 GPUs by mpirun" by_mpirun 2 "${train[@]}" "${virtual[@]}" --precision fp32 --zero 1 \
         --output "$scratch/mpirun"
     check "2 GPUs by mpirun give the same bits as 1" same_run "$scratch/1_fp32" "$scratch/mpirun" 4
-    check "2 ranks that share a GPU, by MPI" \
-        by_mpirun 2 "${train[@]}" "${virtual[@]}" --precision fp32 --share-gpu --output "$scratch/staged"
-    check "2 ranks that share a GPU give the same bits as NCCL" same_run "$scratch/2_fp32_0" "$scratch/staged" 4
 fi
 
 # ---- three ranks: NCCL chooses the order of sums
@@ -142,11 +139,6 @@ check "--zero 2 sends gradients in both micro-steps, and weights once" \
 check "a step waits for at most its 4 collectives" each_step "$scratch/2_fp32_0" comm_exposed_ms 2.9 4.1
 check "--zero 1: a step waits for at most its collectives of gradients and weights" \
     each_step "$scratch/2_fp32_1" comm_exposed_ms 2.9 7.1
-check "--comm-sms 1" by_variables 2 "${train[@]}" "${virtual[@]}" --precision fp32 --comm-sms 1 \
-    --output "$scratch/one_sm"
-check "--comm-sms 1: a collective takes four times as long" each_step "$scratch/one_sm" comm_exposed_ms 12 16.1
-check "--comm-sms 1: matmuls leave one of the 4 multiprocessors" \
-    grep -q ', 3 SMs: ' "$XDG_CACHE_HOME/train_gpt2/algorithms.txt"
 for zero in 0 1; do
     out=$scratch/wire_$zero
     check "--grad-dtype bf16, --zero $zero" \
@@ -161,8 +153,6 @@ check "--grad-dtype bf16 on 3 GPUs: nearly the same loss" nearly "$scratch/wire_
 plan() { "$emulated" plan "${small[@]::14}" --ranks 2 --precision fp32 "$@"; }
 check "plan counts the bf16 gradients of --grad-dtype bf16" grep -q 'gradients in bf16' <(plan --grad-dtype bf16)
 check "plan counts no bf16 gradients without --grad-dtype bf16" test -z "$(plan | grep 'gradients in bf16')"
-check "plan counts no bf16 gradients where MPI moves them" \
-    test -z "$(plan --grad-dtype bf16 --share-gpu | grep 'gradients in bf16')"
 
 # ---- saved by two ranks, resumed by one
 half=$scratch/half
@@ -174,29 +164,33 @@ check "the other 2 steps on 1 GPU" \
 check "2 steps on 2 GPUs and 2 on 1 have the log and weights of 4 on 1" same_run "$scratch/1_bf16" "$half" 4
 
 # ---- a rank is killed
-# others_end NAME GONE TEXT: all ranks but GONE end within 15 s, with exit code 1 and this error.
+# others_end NAME GONE TEXT CODE: all ranks but GONE end within 15 s, with this error and exit code.
 others_end() {
     local start=$EPOCHREALTIME rank
     wait_for_ranks >/dev/null
     check "$1: the others end within 15 s" awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { exit !(b - a < 15) }'
     for rank in "${!pids[@]}"; do
         if [ "$rank" = "$2" ]; then continue; fi
-        check "$1: rank $rank with exit code ${ended[rank]}" test "${ended[rank]}" = 1
+        check "$1: rank $rank with exit code ${ended[rank]}" test "${ended[rank]}" = "$4"
         check "$1: rank $rank says $(grep -m1 '^error: ' "$scratch/rank_$rank.log")" \
             grep -q "^error: rank $rank on $(hostname): $3" "$scratch/rank_$rank.log"
     done
 }
 endless=("${train[@]}" --precision fp32 --steps 100000 --checkpoint-every 100000 --val-every 0 --global-batch 0)
-# lose NAME N GONE TEXT: starts N ranks and kills rank GONE.
+# lose NAME N GONE TEXT [CODE]: starts N ranks and kills rank GONE.
 lose() {
     rm -rf "$scratch/endless"
     start_ranks "$2" "${endless[@]}" --output "$scratch/endless"
     check "$1: the ranks train" wait_for "$scratch/endless/log.jsonl" '"step":3,'
     kill -9 "$(children "${pids[$3]}")"  # the child of timeout
-    others_end "$1" "$3" "$4"
+    others_end "$1" "$3" "$4" "${5:-1}"
 }
 lose "rank 1 of 3 killed" 3 1 'another rank is gone, or not to be reached: '
 lose "rank 0 of 2 killed" 2 0 'another rank is gone, or not to be reached: '
+export SIMT_NCCL=deaf
+endless+=(--timeout 3)
+lose "rank 1 killed, and NCCL does not notice" 2 1 'no progress for 3 s (--timeout): ' 124
+unset SIMT_NCCL
 if [ -z "$mpi" ]; then
     rm -rf "$scratch/endless"
     # Not in a function, because $! would then be the process of the function instead of mpirun's.
@@ -236,12 +230,6 @@ never=("${train[@]}" --precision fp32 --output "$scratch/never")
 export CUDA_VISIBLE_DEVICES=0  # like a launcher that shows the same GPU to every rank
 gpus=1 local_rank=0 refused_start "two ranks on one GPU" "ranks 0 and 1 are both on one GPU" start_ranks 2 "${never[@]}"
 if [ -z "$mpi" ]; then
-    gpus=1 by_mpirun 2 "${never[@]}" >"$scratch/mpirun.log" 2>&1
-    check "two ranks on one GPU by mpirun: exit code 2" test $? = 2
-    without_zeros "$scratch/mpirun.log"
-    # One error at least: mpirun may end the other rank before it prints its own.
-    check "two ranks on one GPU by mpirun: $(grep -m1 '^error: ' "$scratch/mpirun.log")" \
-        grep -q "^error: rank [01] on $(hostname): ranks 0 and 1 are both on GPU-" "$scratch/mpirun.log"
     check "two ranks that see one GPU each, not the same" \
         env -u SIMT_DEVICES -u CUDA_VISIBLE_DEVICES mpirun --timeout 60 -np 2 "$each_rank" \
         env SIMT_DEVICES=1:0 "${train[@]}" "${virtual[@]}" --precision fp32 --output "$scratch/own_gpus" + \

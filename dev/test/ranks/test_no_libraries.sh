@@ -55,7 +55,7 @@ if [ -x "$no_nccl" ] && [ -x "$neither" ]; then
     check "without NCCL: --ranks 1 trains" "$no_nccl" "${options[@]}" --ranks 1 --output '' --quiet
     refuses "without NCCL: --ranks 2" "$gpus" "$no_nccl" "$no_nccl" "${options[@]}" --ranks 2
     refuses "without NCCL and MPI: --ranks 2" "$gpus" "$neither" "$neither" "${options[@]}" --ranks 2
-    refuses "without NCCL and MPI: under torchrun" "install libopenmpi-dev or NCCL and run make" "$neither" \
+    refuses "without NCCL and MPI: under torchrun" "install NCCL and run make" "$neither" \
         "${torchrun[@]}" "$neither" "${options[@]}"
     refuses "without NCCL and MPI: mpirun's variables" \
         "this is one of 2 GPU ranks (mpirun), but this build has no library" "$neither" \
@@ -81,11 +81,10 @@ else
     fi
     if [ -x "$neither" ]; then
         both_refuse "without NCCL and MPI, by mpirun" "2 GPU ranks (mpirun), but this build has no library" "$neither"
-        refuses "without NCCL: under torchrun" \
-            "2 GPU ranks need MPI, in this build without NCCL: start with mpirun -np 2" "$no_nccl" \
+        refuses "without NCCL: under torchrun" "2 GPU ranks (torchrun), but this build has no library" "$no_nccl" \
             "${torchrun[@]}" "$no_nccl" "${options[@]}"
-        check "without NCCL: mpirun joins GPUs through host memory" \
-            ranks 2 "$no_nccl" "${options[@]}" --output '' --quiet
+        refuses "without NCCL: mpirun's variables" "2 GPU ranks (mpirun), but this build has no library" "$no_nccl" \
+            "${mpirun_variables[@]}" "$no_nccl" "${options[@]}"
     fi
 fi
 check "refused starts write nothing" test ! -e "$scratch/never/log.jsonl"

@@ -3,14 +3,14 @@
 # changes nothing in the training.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
-export OMP_NUM_THREADS=1
 
 if ! command -v python3 >/dev/null; then skip "--trace" "there is no python3" && finish; fi
+export OMP_NUM_THREADS=1
 make_shards "$scratch/data" 30000 || fail "no shards"
 run=("$program" --train-data "$scratch/data/train_*.bin" "${tiny[@]}" --steps 6)
 reports=(--val-data "$scratch/data/val_*.bin" --val-every 3 --checkpoint-every 4 --sample-every 5 --sample-tokens 3)
-# holds FILE RANK STEPS NAME...: the file is JSON with the events of this rank. Each name has events, and each step has a
-# forward, a backward and an update within it, on its thread.
+# holds FILE RANK STEPS NAME...: the file is JSON with the events of this rank. Each name has events, and each step has
+# a forward, a backward and an update within it, on its thread.
 cat >"$scratch/holds.py" <<'END'
 import json, sys
 file, rank, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
@@ -31,10 +31,12 @@ check "without a trace" "${run[@]}" "${reports[@]}" --output "$scratch/untraced"
 check "one rank with a trace" "${run[@]}" "${reports[@]}" --output "$scratch/one" --trace "$scratch/one.json"
 check "the trace has nested events" holds "$scratch/one.json" 0 6 "read batch" clip checkpoint validation sample
 check "the trace changes nothing in the training" same_run "$scratch/untraced" "$scratch/one" 6
-check "a longer run over an older trace" "${run[@]}" --steps 30 --trace "$scratch/one.json"
+check "a longer run over an older trace" "${run[@]}" --output '' --steps 30 --trace "$scratch/one.json"
 check "the trace has the first 20 steps" holds "$scratch/one.json" 0 20
-refused "--trace into a directory that does not exist" 73 "No such file" "${run[@]}" --trace "$scratch/none/t.json"
-refused "--trace to a file that is not a trace" 73 "is not a trace" "${run[@]}" --trace "$scratch/data/train_000001.bin"
+refused "--trace into a directory that does not exist" 73 "No such file" \
+    "${run[@]}" --output '' --trace "$scratch/none/t.json"
+refused "--trace to a file that is not a trace" 73 "is not a trace" \
+    "${run[@]}" --output '' --trace "$scratch/data/train_000001.bin"
 
 reason=$(no_ranks_because)
 if [ -n "$reason" ]; then skip "ranks by mpirun" "$reason" && finish; fi

@@ -3,8 +3,8 @@
 # that each rank that is alive prints where it is, and that no process is left.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
-export OMP_NUM_THREADS=1
 
+export OMP_NUM_THREADS=1
 make_shards "$scratch/data" 30000 || fail "no shards"
 train=("$program" --train-data "$scratch/data/train_*.bin" "${tiny[@]}" --micro-batch 1 --global-batch 48)
 timeout=$((3 * slower))  # seconds
@@ -33,7 +33,7 @@ rank_process() {
         if tr '\0' '\n' 2>/dev/null <"/proc/$pid/environ" | grep -qxE "(OMPI_COMM_WORLD_)?RANK=$1"; then echo "$pid"; fi
     done
 }
-line="no progress for $timeout s \\(--timeout\\): .* in collective [0-9]+; look at the ranks that print no such line, or another"
+line="no progress for $timeout s \\(--timeout\\): .* in collective [0-9]+; look at the ranks that print no such line"
 # hangs NAME RANKS...: the job has ended as watchdogs end it, and just these ranks have printed where they are.
 hangs() {
     local name=$1 rank
@@ -41,7 +41,8 @@ hangs() {
     check "$name: all end in time" ends $((timeout + 10))
     check "$name: exit code $status after $seconds s" test "$status" = 124
     for rank in "$@"; do
-        check "$name: rank $rank prints where it is" grep -qE "error: rank $rank on $(hostname): $line" "$scratch/job.log"
+        check "$name: rank $rank prints where it is" \
+            grep -qE "error: rank $rank on $(hostname): $line" "$scratch/job.log"
     done
     check "$name: no other rank does" test "$(grep -c 'no progress' "$scratch/job.log")" = $#
     check "$name: no process is left" nobody_left
@@ -97,6 +98,7 @@ check "2 GPUs train" wait_for "$out/log.jsonl" '"step":3,'
 kill -STOP $other
 check "a GPU rank is stopped: the other ends in time" ends $((timeout + 10))
 check "a GPU rank is stopped: exit code $status after $seconds s" test "$status" = 124
-check "a GPU rank is stopped: the other prints where it is" grep -qE "error: rank 0 on $(hostname): $line" "$scratch/job.log"
+check "a GPU rank is stopped: the other prints where it is" \
+    grep -qE "error: rank 0 on $(hostname): $line" "$scratch/job.log"
 kill -9 $other && wait $other 2>/dev/null
 finish

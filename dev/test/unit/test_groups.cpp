@@ -7,18 +7,16 @@
 
 // A world that answers as if the other ranks had called. It records the colors that this rank gives.
 struct FakeWorld : Comm {
-    std::vector<std::string> hosts;
     std::vector<int> colors;
-    std::string last_division;  // of the layers, by the last rank; empty: as on this rank
+    std::string last;  // text of the last rank; empty: that of this rank
 
-    FakeWorld(int rank_of_this, std::vector<std::string> hosts_of_ranks) : hosts(std::move(hosts_of_ranks)) {
+    FakeWorld(int rank_of_this, int ranks) {
         rank = rank_of_this;
-        world_size = int(hosts.size());
+        world_size = ranks;
     }
     std::vector<std::string> all_gather_text(const std::string& text) override {
-        if (!text.starts_with("--tensor-parallel")) return hosts;
         std::vector<std::string> all(size_t(world_size), text);
-        if (!last_division.empty()) all.back() = last_division;
+        if (!last.empty()) all.back() = last;
         return all;
     }
     std::unique_ptr<Comm> split(int color) override {
@@ -26,8 +24,6 @@ struct FakeWorld : Comm {
         return Comm::split(color);
     }
 };
-
-static const std::vector<std::string> one_host(6, "a h0"), two_hosts = {"a h0", "a h0", "b h1", "b h1"};
 
 TEST_CASE("a Comm of one rank splits into a Comm of one rank, and its sums change nothing") {
     Comm world;
@@ -47,8 +43,8 @@ TEST_CASE("a Comm of one rank splits into a Comm of one rank, and its sums chang
 }
 
 TEST_CASE("without tensor parallelism dp is the world, and no group is made") {
-    FakeWorld world(1, one_host);
-    const Groups groups = make_groups(world, 1, false);
+    FakeWorld world(1, 6);
+    const Groups groups = make_groups(world, 1);
     CHECK(&groups.world == &world);
     CHECK(&groups.dp == &world);
     CHECK(groups.own_dp == nullptr);
@@ -57,21 +53,18 @@ TEST_CASE("without tensor parallelism dp is the world, and no group is made") {
 }
 
 TEST_CASE("ranks that divide the layers differently are refused, also by a rank that does not divide them") {
-    FakeWorld world(1, one_host);
-    world.last_division = "--tensor-parallel 2 --tp-across-hosts";
-    for (const int tensor_parallel : {1, 2})
-        CHECK(
-            refusal([&] { make_groups(world, tensor_parallel, false); }) ==
-            format("2 rank 5 differs from rank 0: --tensor-parallel 2 --tp-across-hosts there, --tensor-parallel %d on "
-                   "rank 0",
-                   tensor_parallel));
+    FakeWorld world(1, 6);
+    world.last = "3 h1";
+    for (const int own : {1, 2})
+        CHECK(refusal([&] { make_groups(world, own); }) ==
+              format("2 rank 5 differs from rank 0: --tensor-parallel 3 there, %d on rank 0", own));
     CHECK(world.colors.empty());
 }
 
 TEST_CASE("tensor-parallel ranks are neighbours: rank = dp_index * tp + tp_index") {
     for (int rank = 0; rank < 6; rank++) {
-        FakeWorld world(rank, one_host);
-        const Groups groups = make_groups(world, 3, false);
+        FakeWorld world(rank, 6);
+        const Groups groups = make_groups(world, 3);
         CHECK(world.colors == std::vector<int>{rank / 3, rank % 3});
         CHECK(&groups.tp == groups.own_tp.get());
         CHECK(&groups.dp == groups.own_dp.get());
@@ -79,34 +72,23 @@ TEST_CASE("tensor-parallel ranks are neighbours: rank = dp_index * tp + tp_index
 }
 
 TEST_CASE("a number that does not divide the ranks is refused, with those that do") {
-    FakeWorld six(0, one_host);
-    CHECK(refusal([&] { make_groups(six, 4, false); }) ==
+    FakeWorld six(0, 6);
+    CHECK(refusal([&] { make_groups(six, 4); }) ==
           "2 --tensor-parallel 4 does not divide 6 ranks; give 1, 2, 3 or 6, or start 8 ranks");
-    CHECK(refusal([&] { make_groups(six, 0, false); }) == "2 --tensor-parallel 0: must be at least 1");
-    CHECK(refusal([&] { make_groups(six, 4, false, 9); }) ==
+    CHECK(refusal([&] { make_groups(six, 0); }) == "2 --tensor-parallel 0: must be at least 1");
+    CHECK(refusal([&] { make_groups(six, 4, 9); }) ==
           "2 --tensor-parallel 4 does not divide 6 ranks and 9 heads; give 1 or 3");
-    CHECK(refusal([&] { make_groups(six, 4, false, 12); }) ==
+    CHECK(refusal([&] { make_groups(six, 4, 12); }) ==
           "2 --tensor-parallel 4 does not divide 6 ranks; give 1, 2, 3 or 6, or start 8 ranks");
     Comm alone;
-    CHECK(refusal([&] { make_groups(alone, 2, false); }) ==
+    CHECK(refusal([&] { make_groups(alone, 2); }) ==
           "2 --tensor-parallel 2 does not divide 1 rank; give 1, or start 2 ranks");
 }
 
-TEST_CASE("a tensor-parallel group across hosts is refused, with its ranks and hosts, unless it is asked for") {
-    FakeWorld world(3, two_hosts);
-    CHECK(
-        refusal([&] { make_groups(world, 4, false); }) ==
-        "2 --tensor-parallel 4 puts rank 0 on h0 and rank 2 on h1 into one group, whose ranks exchange activations in "
-        "every layer: give --tensor-parallel 2, or --tp-across-hosts if the network between the hosts is fast");
-    CHECK(world.colors.empty());
-    make_groups(world, 2, false);
-    make_groups(world, 4, true);
-    CHECK(world.colors == std::vector<int>{1, 1, 0, 3});
-    // Containers with the same host name, and ranks that are not placed host by host.
-    CHECK(refusal([] {
-              check_tensor_parallel_hosts({"a box", "b box"}, 2);
-          }).find("rank 0 on box and rank 1 on box") != std::string::npos);
-    CHECK(refusal([] {
-              check_tensor_parallel_hosts({"a h0", "b h1", "a h0", "b h1"}, 2);
-          }).find("--tensor-parallel 1,") != std::string::npos);
+TEST_CASE("a tensor-parallel group on several hosts is a warning, with its ranks and hosts") {
+    CHECK(warn_of_hosts({"h0", "h0", "h1", "h1"}, 4) ==
+          "warning: --tensor-parallel 4 puts rank 0 on h0 and rank 2 on h1 into one group, whose ranks exchange "
+          "activations in every layer");
+    CHECK(warn_of_hosts({"h0", "h0", "h1", "h1"}, 2).empty());
+    CHECK(warn_of_hosts({"h0", "h0", "h0", "h1"}, 2).find("puts rank 2 on h0 and rank 3 on h1") != std::string::npos);
 }

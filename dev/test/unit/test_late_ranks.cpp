@@ -39,7 +39,7 @@ struct Training {
 
     Training(Comm& comm, const MemoryOptions& options)
         : comm(comm),
-          groups(make_groups(comm, 1, false)),
+          groups(make_groups(comm, 1)),
           options(options),
           model(config, Purpose::train, B, T, options),
           optimizer(model, {"adamw", {}}, options, groups, GradDtype::fp32) {

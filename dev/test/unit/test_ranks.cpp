@@ -27,7 +27,7 @@ struct Summed {
 // The sum over all virtual ranks, which are all on this rank.
 static Summed sum_virtual_ranks(int virtual_ranks) {
     Comm comm;
-    const Groups alone = make_groups(comm, 1, false);
+    const Groups alone = make_groups(comm, 1);
     const ParamLayout layout(small, virtual_ranks);
     const BucketBuffer<float> grads(layout, small.L, "gradients");
     float loss = 0.0f;
@@ -83,7 +83,7 @@ TEST_CASE("a sum in sequential order has other bits, so the test of the tree can
 TEST_CASE("a number of virtual ranks that is not a multiple of the ranks is an internal error") {
     Comm world;
     world.world_size = 2;
-    const Groups of_two = make_groups(world, 1, false);
+    const Groups of_two = make_groups(world, 1);
     const ParamLayout layout(small, 3);
     const BucketBuffer<float> grads(layout, small.L, "gradients");
     float loss = 0.0f;
@@ -94,7 +94,7 @@ TEST_CASE("a number of virtual ranks that is not a multiple of the ranks is an i
 
 TEST_CASE("NaN in one virtual rank reaches the sum of squares") {
     Comm comm;
-    const Groups alone = make_groups(comm, 1, false);
+    const Groups alone = make_groups(comm, 1);
     const ParamLayout layout(small, 2);
     const BucketBuffer<float> grads(layout, small.L, "gradients");
     float* values = grads.memory.data;

@@ -1,71 +1,48 @@
 // comm_nccl.cpp: collectives between GPUs by NCCL, on a stream of their own.
 //
 // Ranks that MPI started exchange NCCL's id by MPI; others exchange it by the rendezvous of rendezvous.h. NCCL calls do
-// not block (blocking = 0), so that a missing rank ends the run after a timeout and does not hang it. A rank that ends
-// during the run is detected while the host waits for the device: either NCCL reports an error, or this rank finds that
-// a process on its machine has ended. The second check is needed because NCCL reports nothing about a process that it
-// has no socket to. All communicators are then aborted at once; otherwise their kernels would spin for ever, and the
-// abort of one would wait for the kernels of another.
+// not block (blocking = 0), so that a missing rank ends the run after a timeout and does not hang it. NCCL reports a
+// rank that ends during the run while the host waits for the device. All communicators are then aborted at once;
+// otherwise their kernels would spin for ever, and the abort of one would wait for the kernels of another. The watchdog
+// ends a rank that waits for one of which NCCL reports nothing.
 //
 // A group of ranks (split) is a communicator of its own with a stream of its own.
 #include "parallel/comm.h"
 
 #ifdef USE_NCCL
 #include <nccl.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <cstring>
 #include <deque>
 #include <exception>
-#include <fstream>
 #include <thread>
 
 #include "base/common.h"
 #include "base/host.h"
 #include "base/print.h"
-#include "cuda/cuda_check.h"
 #include "ops/ops.h"
 #include "parallel/rendezvous.h"
 
 namespace {
 
-constexpr double CHECK_SECONDS = 0.5;   // interval between checks of the other processes
-constexpr double GRACE_SECONDS = 5.0;   // duration of a wait before the first check: a rank that is done may have ended
 constexpr double ABORT_SECONDS = 10.0;  // time that NCCL gets to finalize or abort
-constexpr int OLDEST_TO_SPLIT = 21801;  // ncclCommSplit is in NCCL 2.18.1 and later
+static_assert(NCCL_VERSION_CODE >= 21801, "groups of GPU ranks need NCCL 2.18.1 or later (ncclCommSplit)");
 
-void watch_ranks(double seconds);
-
-// Identifies this process to the other ranks: boot id, pid namespace and pid.
-std::string process_identity() {
-    char space[64] = "";
-    if (readlink("/proc/self/ns/pid", space, sizeof space - 1) < 0) space[0] = 0;
-    return host_id() + space + " " + std::to_string(getpid());
-}
-
-bool has_ended(int process) {
-    if (kill(process, 0) != 0 && errno == ESRCH) return true;
-    std::ifstream file(format("/proc/%d/stat", process));
-    std::string stat;
-    std::getline(file, stat);
-    const size_t name_end = stat.rfind(')');
-    return name_end != std::string::npos && stat.compare(name_end, 3, ") Z") == 0;  // zombie: not waited for yet
-}
+void pause(int tries) { std::this_thread::sleep_for(std::chrono::microseconds(std::min(tries, 1000))); }
 
 struct NcclComm : Comm {
     std::unique_ptr<Comm> host;  // MPI, if MPI started the ranks
-    ncclComm_t nccl = nullptr;  // null after abort_all
-    std::string abort_reason;   // the reason of abort_all
-    OwnedStream nccl_stream;    // the collectives' stream
+    ncclComm_t nccl = nullptr;   // null after abort_all
+    std::string abort_reason;    // the reason of abort_all
+    OwnedStream nccl_stream;     // the collectives' stream
     static constexpr int RING = 64;
     Event completed[RING];  // completed[t % RING]: the end of ticket t, or of a later ticket
     Ticket issued = 0;
-    Ticket ended = 0;  // of the issued, those that the watchdog knows to have ended
-    DeviceBuffer<bf16> bf16_gradients;                    // a bucket, rounded to be sent; with GradDtype::bf16 only
+    Ticket ended = 0;                   // number of the issued collectives that the watchdog knows to have ended
+    DeviceBuffer<bf16> bf16_gradients;  // a bucket, rounded to be sent; with GradDtype::bf16 only
 
     // Two timers on the stream that waits, before and after a wait.
     struct Stall {
@@ -73,48 +50,37 @@ struct NcclComm : Comm {
     };
     std::deque<Stall> stalls;        // stalls whose time is not yet added to exposed_seconds
     std::vector<Stall> free_stalls;  // unused timers
-
-    struct Peer {
-        int rank, process;
-    };
-    std::vector<Peer> local_peers;  // of the world's Comm: the other ranks on this machine
-    double last_check = 0.0;        // time of the last check
     const std::thread::id thread = std::this_thread::get_id();
 
     explicit NcclComm(const Launch& launch) {
         rank = shard_index = launch.rank;
         world_size = launch.world_size;
         const ncclUniqueId id = exchange_id(launch);
-        all().push_back(this);
-        try {
-            join(id);
-            open();
-        } catch (...) {
-            leave();
-            throw;
-        }
+        open([&] {
+            ncclConfig_t config = make_config();
+            check("ncclCommInitRankConfig", ncclCommInitRankConfig(&nccl, world_size, id, rank, &config));
+        });
     }
 
     // A group of the ranks of `whole`.
-    NcclComm(const NcclComm& whole, ncclComm_t part, int rank_in_part, int size)
-        : nccl(part) {
-        parent = &whole;
+    NcclComm(const NcclComm& whole, ncclComm_t part, int rank_in_part, int size) : nccl(part) {
         watchdog = whole.watchdog;
         rank = shard_index = rank_in_part;
         world_size = size;
+        open([&] { check("ncclCommSplit", ncclInProgress); });
+    }
+
+    template <class Join>
+    void open(const Join& join) {
         all().push_back(this);
         try {
-            check("ncclCommSplit", ncclInProgress);
-            open();
+            join();
+            for (Event& event : completed) event = create_event();
+            while_host_waits = watch;
         } catch (...) {
             leave();
             throw;
         }
-    }
-
-    void open() {
-        for (Event& event : completed) event = create_event();
-        while_host_waits = watch_ranks;
     }
 
     // Removes this communicator from those that are watched and aborted.
@@ -156,14 +122,13 @@ struct NcclComm : Comm {
                       version / 100 % 100, version % 100);
     }
 
-    static void pause(int tries) { std::this_thread::sleep_for(std::chrono::microseconds(std::min(tries, 1000))); }
+    // ---- Errors
 
     // Waits until a non-blocking NCCL call has completed; aborts all communicators if it fails or does not complete.
     void check(const char* call, ncclResult_t result) {
         const double start = seconds_now();
         for (int tries = 0; result == ncclInProgress && seconds_now() - start < JOIN_SECONDS; tries++) {
             if (tries > 20) pause(tries);
-            if (seconds_now() - start > GRACE_SECONDS) all()[0]->check_local_peers();
             if (ncclCommGetAsyncError(nccl, &result) != ncclSuccess) break;
         }
         if (result == ncclSuccess) return;
@@ -180,21 +145,15 @@ struct NcclComm : Comm {
                          ncclGetErrorString(result), more.empty() ? "" : ": ", more.c_str()));
     }
 
-    // Aborts the pending collectives and ends this rank with EXIT_INTERNAL. A thread ends the process if NCCL hangs.
+    // Aborts the pending collectives, which the other ranks will never join, so that memory can be freed, and fails
+    // with EXIT_INTERNAL. The communicators are aborted as one NCCL group: the abort of a single one may wait for the
+    // device, and so for a collective of another. A thread ends the process if NCCL hangs.
     [[noreturn]] static void abort_all(const std::string& why) {
         std::thread([line = format("error: rank %d on %s: %s", all()[0]->rank, host_name().c_str(), why.c_str())] {
             std::this_thread::sleep_for(std::chrono::duration<double>(ABORT_SECONDS));
             print_message(line);
             _exit(EXIT_INTERNAL);
         }).detach();
-        abort_pending(why);
-        fail(EXIT_INTERNAL, "%s", why.c_str());
-    }
-
-    // Aborts the pending collectives, which the other ranks will never join, so that memory can be freed. The
-    // communicators are aborted as one NCCL group: the abort of a single one may wait for the device, and so for a
-    // collective of another.
-    static void abort_pending(const std::string& why) {
         while_host_waits = nullptr;
         ncclGroupStart();
         for (NcclComm* comm : all()) {
@@ -203,34 +162,32 @@ struct NcclComm : Comm {
             comm->nccl = nullptr;
         }
         ncclGroupEnd();
+        fail(EXIT_INTERNAL, "%s", why.c_str());
     }
 
-    // while_host_waits: called repeatedly while the host waits for the device. seconds: duration of the wait so far.
-    static void watch(double seconds) {
+    // Called again and again while the host waits for the device (while_host_waits). Other threads may not use the
+    // communicators.
+    static void watch() {
         if (std::this_thread::get_id() != all()[0]->thread) return;
         for (NcclComm* comm : all()) {
-            comm->check_state();
+            if (!comm->nccl) continue;
+            ncclResult_t state = ncclSuccess;
+            const ncclResult_t result = ncclCommGetAsyncError(comm->nccl, &state);
+            if (result != ncclSuccess) state = result;
+            if (state != ncclSuccess && state != ncclInProgress) comm->abort_comm(state, "ncclCommGetAsyncError");
             comm->count_ended();
         }
-        if (seconds > GRACE_SECONDS) all()[0]->check_local_peers();
     }
 
-    void check_state() {
-        if (!nccl) return;
-        ncclResult_t state = ncclSuccess;
-        const ncclResult_t result = ncclCommGetAsyncError(nccl, &state);
-        if (result != ncclSuccess) state = result;
-        if (state != ncclSuccess && state != ncclInProgress) abort_comm(state, "ncclCommGetAsyncError");
+    // Tells the watchdog of the collectives that have ended since the last call.
+    void count_ended() {
+        for (; watchdog && ended < issued && event_done(completed[(ended + 1) % RING]); ended++)
+            watchdog->collective_ended();
     }
 
-    void check_local_peers() {
-        const double now = seconds_now();
-        if (now - last_check < CHECK_SECONDS) return;
-        last_check = now;
-        for (const Peer& n : local_peers)
-            if (has_ended(n.process))
-                abort_all(format("rank %d (process %d of this machine) has ended, and this rank waits for it", n.rank,
-                                 n.process));
+    [[noreturn]] void abort(int exit_code) override {
+        if (host) host->abort(exit_code);
+        Comm::abort(exit_code);  // the launcher then ends the other ranks
     }
 
     // ---- Joining
@@ -244,17 +201,15 @@ struct NcclComm : Comm {
 
     // Returns NCCL's id, which rank 0 creates and sends to all.
     ncclUniqueId exchange_id(const Launch& launch) {
-        const std::string rank_info = device_identity() + "\n" + process_identity();
         std::string bytes;
         if (world_size == 1) bytes = new_id();
 #ifdef USE_MPI
         if (launch.mpi && world_size > 1) {
             host = make_mpi_comm(launch);
-            record_peers(host->all_gather_text(rank_info));
             bytes = host->all_gather_text(rank == 0 ? new_id() : "")[0];
         }
 #endif
-        if (bytes.empty()) bytes = share_nccl_id(launch, device_identity(), new_id, JOIN_SECONDS);
+        if (bytes.empty()) bytes = share_nccl_id(launch, device_id() + " " + host_name(), new_id, JOIN_SECONDS);
         ncclUniqueId id;
         INVARIANT(bytes.size() == sizeof id.internal, "the id of NCCL has %zu bytes, %zu came", sizeof id.internal,
                   bytes.size());
@@ -262,59 +217,26 @@ struct NcclComm : Comm {
         return id;
     }
 
-    void record_peers(const std::vector<std::string>& rank_infos) {
-        std::vector<std::string> devices, processes;
-        for (const std::string& rank_info : rank_infos) {
-            const size_t line = rank_info.find('\n');
-            devices.push_back(rank_info.substr(0, line));
-            processes.push_back(rank_info.substr(line + 1));
-        }
-        check_own_devices(devices);
-        const auto machine = [&](int r) { return processes[r].substr(0, processes[r].rfind(' ')); };
-        for (int r = 0; r < world_size; r++)
-            if (r != rank && machine(r) == machine(rank))
-                local_peers.push_back({r, std::stoi(processes[r].substr(machine(r).size() + 1))});
-    }
-
     static ncclConfig_t make_config() {
         ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
         config.blocking = 0;
-        if (device_comm_sms > 0) config.minCTAs = config.maxCTAs = device_comm_sms;
         return config;
     }
 
-    void join(const ncclUniqueId& id) {
-        ncclConfig_t config = make_config();
-        check("ncclCommInitRankConfig", ncclCommInitRankConfig(&nccl, world_size, id, rank, &config));
-    }
-
     // ncclCommSplit requires that no collective is pending. NCCL sets the new communicator when the old one is ready
-    // again, and the new one then becomes ready.
+    // again, and the new one then becomes ready. A rank that is alone in its group takes part in the call, but gets no
+    // communicator.
     std::unique_ptr<Comm> split(int color) override {
         INVARIANT(color >= 0, "a group of ranks has color %d", color);
-        const std::vector<std::string> colors = all_gather_text(std::to_string(color));
         const std::string own = std::to_string(color);
+        const std::vector<std::string> colors = all_gather_text(own);
         const int size = int(std::count(colors.begin(), colors.end(), own));
         const int rank_in_part = int(std::count(colors.begin(), colors.begin() + rank, own));
         wait_for_stream(nccl_stream.stream);
         ncclComm_t part = nullptr;
-        start_split(color, size, &part);
-        return size == 1 ? Comm::split(color) : std::make_unique<NcclComm>(*this, part, rank_in_part, size);
-    }
-
-    // A rank that is alone in its group takes part in the call, but gets no communicator.
-    void start_split([[maybe_unused]] int color, [[maybe_unused]] int size, [[maybe_unused]] ncclComm_t* part) {
-        int version = 0;
-        ncclGetVersion(&version);
-        ENSURE(NCCL_VERSION_CODE >= OLDEST_TO_SPLIT && version >= OLDEST_TO_SPLIT,
-               "groups of GPU ranks need NCCL 2.18.1 or later; this program was built with NCCL %d.%d.%d and runs with "
-               "%d.%d.%d: install a newer NCCL and run make, or give --tensor-parallel 1",
-               NCCL_VERSION_CODE / 10000, NCCL_VERSION_CODE / 100 % 100, NCCL_VERSION_CODE % 100, version / 10000,
-               version / 100 % 100, version % 100);
-#if NCCL_VERSION_CODE >= 21801
         ncclConfig_t config = make_config();
-        check("ncclCommSplit", ncclCommSplit(nccl, size == 1 ? NCCL_SPLIT_NOCOLOR : color, rank, part, &config));
-#endif
+        check("ncclCommSplit", ncclCommSplit(nccl, size == 1 ? NCCL_SPLIT_NOCOLOR : color, rank, &part, &config));
+        return size == 1 ? Comm::split(color) : std::make_unique<NcclComm>(*this, part, rank_in_part, size);
     }
 
     // ---- Collectives
@@ -333,12 +255,6 @@ struct NcclComm : Comm {
         queue_calls();
         record_event(event, nccl_stream.stream);
         return issued;
-    }
-
-    // Tells the watchdog of the collectives that have ended since the last call.
-    void count_ended() {
-        for (; watchdog && ended < issued && event_done(completed[(ended + 1) % RING]); ended++)
-            watchdog->collective_ended();
     }
 
     void wait(Ticket ticket, Stream stream) override {
@@ -468,20 +384,13 @@ struct NcclComm : Comm {
         for (int r = 0; r < world_size; r++) all.emplace_back(padded.data() + r * longest, size_of[r]);
         return all;
     }
-
-    [[noreturn]] void abort(int exit_code) override {
-        if (Comm* const by_mpi = all().empty() ? nullptr : all()[0]->host.get()) by_mpi->abort(exit_code);
-        Comm::abort(exit_code);  // the launcher then ends the other ranks
-    }
 };
-
-void watch_ranks(double seconds) { NcclComm::watch(seconds); }
 
 }  // namespace
 
-bool device_joins_ranks() { return true; }
-std::unique_ptr<Comm> make_device_comm(const Launch& launch) { return std::make_unique<NcclComm>(launch); }
+bool built_with_nccl() { return true; }
+std::unique_ptr<Comm> make_nccl_comm(const Launch& launch) { return std::make_unique<NcclComm>(launch); }
 #else
-bool device_joins_ranks() { return false; }
-std::unique_ptr<Comm> make_device_comm(const Launch&) { return nullptr; }
+bool built_with_nccl() { return false; }
+std::unique_ptr<Comm> make_nccl_comm(const Launch&) { return nullptr; }
 #endif
