@@ -54,7 +54,7 @@ UNITS_TESTS := $(if $(filter x86_64,$(ARCH)),$(addprefix $(BUILD)/units/,test_gp
 UNITS_NAMES := $(addprefix llmc/cpu/,amx avx512bf16 isa)
 
 # Sources with loops over all elements of a tensor, all tokens or all bytes of a file.
-FAST := base/files text/unicode base/xxhash checkpoint/hf_weights data/dataloader data/shard infer/sampler \
+FAST := base/files text/unicode base/xxhash checkpoint/hf data/dataloader data/shard infer/sampler \
         model/params parallel/comm_mpi train/optimizer text/bpe_train \
         text/tokenize text/tokenizer
 FAST := $(FAST:%=llmc/%) $(basename $(wildcard llmc/cpu/*.cpp dev/bench/*.cpp))

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "base/random.h"
-#include "checkpoint/hf_config.h"
+#include "checkpoint/hf.h"
 #include "checkpoint/safetensors.h"
 #include "model/gpt2.h"
 #include "ops/ops.h"

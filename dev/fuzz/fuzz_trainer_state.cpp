@@ -3,8 +3,7 @@
 //
 // fuzz_trainer_state.cpp: reads any text as the trainer.json of a checkpoint, or, by the first byte, any text as one
 // value of a valid one. The target writes the checksum that matches, to reach the checks after it. The text must be
-// refused by an Error, or give a state whose values are possible, and in which set_val_loss changes the validation loss
-// alone.
+// refused by an Error, or give a state whose values are possible.
 #include <xxhash.h>
 
 #include <cstdint>
@@ -75,11 +74,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
                           -1 <= state.val_step && state.val_step <= state.step;
     if (!possible || !parse_json(state.options, "options").is_object()) abort();
     parse_json(state.data, "data");
-    set_val_loss(dir, 2.5);
-    const TrainerState again = read_trainer_state(dir);
-    if (again.val_loss != 2.5 || again.val_step != state.step || again.position != state.position ||
-        again.tokens != state.tokens || again.seed != state.seed || again.options != state.options ||
-        again.data != state.data || best_checkpoint(output) != dir)
-        abort();
+    best_checkpoint(output);
     return 0;
 }

@@ -1,5 +1,7 @@
 #include "base/common.h"
 
+#include <unistd.h>
+
 #include <cmath>
 #include <cstdarg>
 #include <cstdio>
@@ -64,4 +66,10 @@ double seconds_now() {
     timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
+}
+
+std::string host_name() {
+    char name[256] = {};  // Linux allows 64
+    if (gethostname(name, sizeof(name) - 1) != 0 || !name[0]) return "localhost";
+    return name;
 }

@@ -1,10 +1,12 @@
-// files.h: durable writes (a crash loses no finished file), careful reads of untrusted files, and directories.
+// files.h: durable writes (a crash loses no finished file), careful reads of untrusted files, directories, and the lock
+// on an output directory.
 //
 // Errors name the path and the system's reason: EXIT_NO_INPUT (missing), EXIT_BAD_DATA (invalid content),
 // EXIT_CANNOT_CREATE (an output cannot be created or renamed), EXIT_IO (reading or writing failed, disk full).
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <future>
 #include <memory>
 #include <string>
 #include <vector>
@@ -35,11 +37,7 @@ struct InputFile {
 };
 
 // A new file, written sequentially. Data are on disk only after finish(). The destructor of an unfinished file only
-// closes it.
-//
-// A thread writes one block while the caller fills the next, past the file cache where the file system permits that
-// (O_DIRECT): the disk begins at once, and no core copies the bytes into that cache. An error in the thread is thrown
-// by a later call.
+// closes it. A thread writes one block while the caller fills the next; its error is thrown by a later call.
 struct OutputFile {
     std::string path;
     int64_t size = 0;
@@ -51,9 +49,24 @@ struct OutputFile {
     FileSum finish();  // fsync and close
 
   private:
-    struct BlockWriter;
+    void begin_block();
+    int fd;
     std::unique_ptr<XXH3_state_s, void (*)(XXH3_state_s*)> hash;
-    std::unique_ptr<BlockWriter> blocks;
+    std::string filling, full;  // blocks: the caller fills one, the thread writes the other
+    std::future<void> writing;  // write of `full`
+};
+
+// A lock on a file: one process at a time uses a directory. The kernel releases it when the process ends in any way.
+struct FileLock {
+    std::string path;
+    int fd = -1;
+    bool held = false;  // false: this file system has no locks, so nothing is locked
+
+    // Makes the file, with the name of this process. Refuses (EXIT_CANNOT_CREATE) a file that another process has
+    // locked, and names that process.
+    explicit FileLock(const std::string& path);
+    FileLock(const FileLock&) = delete;
+    ~FileLock();  // removes the file
 };
 
 // Reads the whole file. Refuses a file larger than max_bytes (EXIT_BAD_DATA).
@@ -63,40 +76,29 @@ FileSum write_file(const std::string& path, const std::string& content);
 // Writes a new file or replaces a file atomically: after a crash, and for readers, it has the old or the new content.
 // A failure leaves the old content and no other file.
 void replace_file(const std::string& path, const std::string& content);
-// `progress` is called for each part of the file that was read, with the number of bytes read so far.
-FileSum checksum_file(const std::string& path, const std::function<void(int64_t done, int64_t of)>& progress = {});
+// `progress` is called for each part of the file that was read.
+FileSum checksum_file(const std::string& path, const std::function<void()>& progress = {});
 // Syncs to disk a file that other code wrote.
 void sync_file(const std::string& path);
 
 bool path_exists(const std::string& path);
-bool is_deleted(const std::string& path);  // whether nothing has this name; false if unknown
-bool is_link(const std::string& path);
 bool is_directory(const std::string& path);
-// Calls f, which reads files of a directory. If f fails and the directory is gone, the error says so (EXIT_NO_INPUT).
-void read_from(const std::string& dir, const std::function<void()>& f);
 // Refuses (EXIT_NO_INPUT) a path that is not a directory, or a directory without search permission, which looks empty.
 void check_directory(const std::string& dir);
-bool is_denied(const std::string& dir);  // this user may not read dir or a file in it
 // Returns the names in dir, sorted. Fails with EXIT_NO_INPUT if dir is missing.
 std::vector<std::string> list_directory(const std::string& dir);
 void make_directories(const std::string& dir);    // also makes the parents, and syncs them; dir may exist
 void make_new_directory(const std::string& dir);  // refuses a path that exists, also a link to a directory
 void sync_directory(const std::string& dir);      // makes the directory's entries durable
 void rename_path(const std::string& from, const std::string& to);
+void exchange_paths(const std::string& a, const std::string& b);  // gives each path the name of the other, at once
 void remove_tree(const std::string& path);              // path may be missing; links are not followed
 int64_t free_bytes(const std::string& dir);             // available to an ordinary user on dir's file system
-int64_t free_files(const std::string& dir);             // files that can still be created on dir's file system
-int64_t bytes_on_disk(const std::string& dir);          // disk space of the files in dir
 bool is_file_name(const std::string& name);             // no path, not . or .., no control character
 std::string parent_directory(const std::string& path);  // "." for a bare name
 std::string current_directory();                        // "" if the directory was removed
 
-// An error of the operating system, with its errno.
-struct SystemError : Error {
-    int number;
-    SystemError(int exit_code, const std::string& what, int number) : Error(exit_code, what), number(number) {}
-};
-// Throws SystemError: "PATH: cannot WHAT: REASON", from errno.
+// Throws Error: "PATH: cannot WHAT: REASON", from errno.
 [[noreturn]] void fail_errno(int exit_code, const std::string& path, const std::string& what);
 // Text from a file, made safe for a message: cut at 100 bytes, control characters shown as \x1b.
 std::string printable(const std::string& text);

@@ -1,17 +1,8 @@
 #include "base/host.h"
 
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <fstream>
-
-#include "base/common.h"
-
-std::string host_name() {
-    char name[256] = {};  // Linux allows 64
-    if (gethostname(name, sizeof(name) - 1) != 0 || !name[0]) return "localhost";
-    return name;
-}
 
 std::string host_id() {
     std::string id;

@@ -2,7 +2,8 @@
 #pragma once
 #include <string>
 
-std::string host_name();
+#include "base/common.h"
+
 // An id that is equal for processes on the same kernel and network, whatever their host names are. Containers with
 // separate networks may have the same host name, but not the same id.
 std::string host_id();

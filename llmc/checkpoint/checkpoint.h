@@ -19,7 +19,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/hf_weights.h"
+#include "checkpoint/hf.h"
 
 // The state of a run other than its tensors.
 struct TrainerState {
@@ -28,22 +28,22 @@ struct TrainerState {
     int64_t tokens = 0;    // tokens trained on
     uint64_t seed = 0;
     double val_loss = -1;        // the last validation loss; -1: not measured yet
-    int64_t val_step = -1;       // the step of that validation; -1: unknown, as in checkpoints of version 0.1.0
+    int64_t val_step = -1;       // the step of that validation; -1: unknown
     std::string options = "{}";  // JSON object: the options of the run
     std::string data = "{}";     // JSON object: what identifies the training data
     std::string health = "{}";   // JSON object: Outliers::json (train/monitor.h)
 };
 
-// What the tensor files of a checkpoint hold.
+// Contents of the tensor files of a checkpoint.
 struct CheckpointFormat {
     bool bf16_weights = false;                    // model.safetensors in BF16, fp32 masters in optimizer.safetensors
     std::vector<std::string> state = {"m", "v"};  // the optimizer's state (slots 1, 2, ...): prefixes of tensors
 };
 
-// Which checkpoints of OUTPUT are kept. A save deletes the others.
+// Retention policy. After a save, checkpoints that no rule keeps are deleted.
 struct KeepRules {
-    int newest = 0;     // the newest ones, as many as this; 0 = all checkpoints are kept
-    int64_t every = 0;  // also those of steps that are multiples of this; 0 = off
+    int newest = 0;     // the newest ones, as many as this; 0: all checkpoints are kept
+    int64_t every = 0;  // also those of steps that are multiples of this; 0: off
     bool best = false;  // also best_checkpoint(OUTPUT), which the file OUTPUT/best then names
 };
 
@@ -53,36 +53,22 @@ struct SaveOptions {
     CheckpointFormat format;
     int end_of_text = 50256;                                      // id of <|endoftext|>, for config.json
     std::function<void(const std::string& dir)> write_tokenizer;  // writes the tokenizer's files into dir; may be empty
-    std::function<void(const std::string& line)> note;            // prints lines about renamed and deleted directories
+    std::function<void(const std::string& line)> note;            // prints lines about renamed directories
     std::function<void(const std::string& line)> warn;  // prints what could not be done after the checkpoint was saved
-};
-struct SavedCheckpoint {
-    std::string dir;
-    int64_t bytes;
 };
 
 // OUTPUT/step_N.
 std::string checkpoint_directory(const std::string& output, int64_t step);
 
-// Frees disk space before a save if fewer than `needed` bytes are free, or fewer files than a save creates. It deletes
-// the checkpoints that the save of this step would delete afterwards because of `keep`, oldest first, but never the
-// newest one that verifies, and never one that `keep` keeps. If deleting all of these cannot free enough bytes,
-// make_room deletes nothing and fails (EXIT_IO) with advice. If a checkpoint cannot be deleted, the next one is, if the
-// remaining ones free enough. save_checkpoint calls make_room first. A run that resumes should call make_room too,
-// because its log needs space. `note` prints what was deleted and what could not be deleted.
-void make_room(const std::string& output, const KeepRules& keep, int64_t step, int64_t needed,
-               const std::function<void(const std::string& line)>& note);
-
-// Writes OUTPUT/step_N for state.step and replaces an existing one. Fails with EXIT_IO or EXIT_CANNOT_CREATE, the path
-// and the system's reason. After a failure every earlier checkpoint is still there, except those that make_room
-// deleted, so training may continue and try again later. If `latest` cannot be replaced, the save still succeeds,
-// because checkpoints are found by their directories' names: a warning says so, and the checkpoint that `latest` names
-// stays. A failed save whose files cannot be removed says so; the next save removes them. Checkpoints of later steps
-// (of a run that was continued from an older one) are renamed to step_N.stale.
+// Writes OUTPUT/step_N for state.step, and replaces an existing one; returns its name. Fails with EXIT_IO or
+// EXIT_CANNOT_CREATE, the path and the system's reason, and if the disk has less space than checkpoint_bytes. After a
+// failure every earlier checkpoint is still there, so training may continue and try again later. If `latest` cannot be
+// replaced, the save still succeeds with a warning, because checkpoints are found by their directories' names.
+// Checkpoints of later steps (of a run that was continued from an older one) are renamed to step_N.stale.
 //
 // `view` is called for every weight tensor (twice with bf16_weights), then for each slot of the optimizer.
-SavedCheckpoint save_checkpoint(const SaveOptions& options, const ParamLayout& layout, const TensorView& view,
-                                const TrainerState& state);
+std::string save_checkpoint(const SaveOptions& options, const ParamLayout& layout, const TensorView& view,
+                            const TrainerState& state);
 // Calls f for each of the views of save_checkpoint, in the same order.
 void for_each_read(const ParamLayout& layout, const CheckpointFormat& format,
                    const std::function<void(Slot slot, Param p, int l)>& f);
@@ -90,41 +76,24 @@ void for_each_read(const ParamLayout& layout, const CheckpointFormat& format,
 int64_t checkpoint_bytes(const ParamLayout& layout, const CheckpointFormat& format);
 
 // Removes what an interrupted save left behind. Call it only in a run that writes to OUTPUT, before it starts. Returns
-// a line to print for each leftover, including those that could not be removed.
+// a line to print for each leftover.
 std::vector<std::string> remove_leftovers(const std::string& output);
 
-struct VerifiedFiles {
-    int files = 0;
-    int64_t bytes = 0;
-};
-using VerifyProgress = std::function<void(const std::string& file, int64_t done, int64_t of)>;
+// Called for each part of a file that was read.
+using VerifyProgress = std::function<void()>;
 // Compares the size and checksum of every file. The error names the first file that is damaged or missing
 // (EXIT_BAD_DATA), or says that the directory is not a checkpoint (EXIT_NO_INPUT).
-VerifiedFiles verify_checkpoint(const std::string& dir, const VerifyProgress& progress = {});
+void verify_checkpoint(const std::string& dir, const VerifyProgress& progress = {});
 
-struct DamagedCheckpoint {
-    std::string dir, what;  // what: a sentence that names the file
-};
 struct FoundCheckpoint {
-    std::string dir;                         // empty: no checkpoint was found
-    std::vector<DamagedCheckpoint> damaged;  // damaged checkpoints newer than dir, newest first
-    std::string unverified;                  // why the weights in dir cannot be verified; empty if they were verified,
-                                             // or if dir is not a checkpoint
+    std::string dir;                   // empty: no checkpoint was found
+    std::vector<std::string> damaged;  // sentences on damaged checkpoints newer than dir, newest first
 };
-// A run that is active in OUTPUT may delete a checkpoint while it is read. The search then starts again, at most this
-// many times.
-constexpr int READ_ATTEMPTS = 20;
-// The checkpoint of the highest step in OUTPUT that verifies.
+// The checkpoint of the highest step in OUTPUT that verifies. Refuses (EXIT_BAD_DATA) an OUTPUT whose checkpoints are
+// all damaged.
 FoundCheckpoint find_latest(const std::string& output, const VerifyProgress& progress = {});
-// Like find_latest, but refuses an OUTPUT whose checkpoints are all damaged (EXIT_BAD_DATA). The error lists the damage
-// of each one, and whether --init can still read its weights.
-FoundCheckpoint find_resumable(const std::string& output, const VerifyProgress& progress = {});
 // The directories in OUTPUT that are named like checkpoints, damaged or not, newest first.
 std::vector<std::string> list_checkpoints(const std::string& output);
-// The newest of list_checkpoints; empty if there is none.
-std::string newest_directory(const std::string& output);
-// The error of a search that lost a checkpoint READ_ATTEMPTS times (EXIT_NO_INPUT).
-[[noreturn]] void refuse_deleted(const std::string& output);
 
 // Whether the directory itself contains config.json and weights: a Hugging Face directory or a checkpoint.
 bool holds_model(const std::string& dir);
@@ -132,22 +101,12 @@ bool holds_model(const std::string& dir);
 // the newest checkpoint if `path` is a run's OUTPUT. Fails with EXIT_NO_INPUT if `path` is neither, with EXIT_USAGE if
 // it is both (the choice would be ambiguous), and with EXIT_BAD_DATA if a checkpoint's weights are not the saved ones.
 FoundCheckpoint find_model(const std::string& path, const VerifyProgress& progress = {});
-// The error of a directory that is neither a Hugging Face directory nor a run's OUTPUT with a checkpoint
-// (EXIT_NO_INPUT).
-[[noreturn]] void refuse_without_model(const std::string& path);
 
 // Loads all of a (verified) checkpoint. `state` holds the names of CheckpointFormat::state. The layout is that of
 // read_hf_config(dir).model; another shape is refused.
 TrainerState load_checkpoint(const std::string& dir, const ParamLayout& layout, const std::vector<std::string>& state,
                              const TensorWriter& write);
 TrainerState read_trainer_state(const std::string& dir);
-// Stores the loss of a validation of this checkpoint's weights, which ran after the save: replaces trainer.json
-// atomically and changes nothing else.
-void set_val_loss(const std::string& dir, double val_loss);
 // The checkpoint in OUTPUT with the lowest validation loss of its own weights, the older one of two that are equal.
 // Empty if there is none with such a loss.
 std::string best_checkpoint(const std::string& output);
-// Writes or removes OUTPUT/best, and deletes the checkpoints that `keep` does not keep. `step` is that of the newest
-// checkpoint. Call it after set_val_loss; save_checkpoint does the same. `warn` prints what could not be done.
-void apply_keep_rules(const std::string& output, const KeepRules& keep, int64_t step,
-                      const std::function<void(const std::string& line)>& warn);

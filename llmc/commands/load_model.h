@@ -1,7 +1,7 @@
 // load_model.h: a model with the weights of --init, for evaluation or generation.
 #pragma once
 #include "base/print.h"
-#include "checkpoint/hf_weights.h"
+#include "checkpoint/hf.h"
 #include "model/gpt2.h"
 #include "parallel/groups.h"
 #include "train/run.h"

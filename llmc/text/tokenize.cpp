@@ -13,7 +13,6 @@
 
 #include "base/common.h"
 #include "base/files.h"
-#include "base/output_lock.h"
 #include "base/print.h"
 #include "data/shard.h"
 #include "text/text_reader.h"
@@ -280,7 +279,8 @@ int tokenize(const TokenizeOptions& o) {
     const std::vector<TextFile>& files = found.files;
     if (!o.quiet && found.left_out > 0) print_message(counted(found.left_out, "file") + " in the folders left out");
     const int64_t bytes = check_files(files);
-    const OutputLock lock(o.output);
+    make_directories(o.output);
+    const FileLock lock(o.output + "/run.lock");
     if (!o.replace) refuse_old_shards(o.output);
     remove_unfinished_shards(o);
     Progress progress{o.quiet, bytes};

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/device.h"
-#include "checkpoint/hf_weights.h"
+#include "checkpoint/hf.h"
 #include "model/gpt2.h"
 #include "model/params.h"
 #include "parallel/gradients.h"

@@ -176,12 +176,15 @@ static std::string describe_ranks(const Comm& comm, const std::vector<Json>& ran
 static void lock_output(Run& run) {
     const Options& o = run.options;
     if (run.is_rank0() && !o.output.empty()) {
-        run.lock = std::make_unique<OutputLock>(o.output);
-        const std::string newest = o.resume ? "" : newest_directory(o.output);
-        ENSURE(newest.empty(),
+        make_directories(o.output);
+        run.lock = std::make_unique<FileLock>(o.output + "/run.lock");
+        const std::vector<std::string> checkpoints = list_checkpoints(o.output);
+        ENSURE(o.resume || checkpoints.empty(),
                "%s holds the checkpoints of an earlier run (%s): continue it with --resume, or choose another --output",
-               o.output.c_str(), newest.c_str());
+               o.output.c_str(), checkpoints[0].c_str());
         run.start.notes = remove_leftovers(o.output);
+        if (!run.lock->held)
+            run.start.notes.push_back(o.output + ": its file system has no locks; start no second run there");
     }
     run.groups.world.all_gather_text("");  // the other ranks wait until rank 0 has made the directory
 }

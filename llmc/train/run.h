@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/dtype.h"
-#include "base/output_lock.h"
+#include "base/files.h"
 #include "data/dataloader.h"
 #include "parallel/groups.h"
 #include "train/log.h"
@@ -29,7 +29,7 @@ struct Run {
     BatchPlan batch;  // B, T, micro-steps per step, tokens per step
     Schedule schedule;
     RunData data;
-    std::unique_ptr<OutputLock> lock;  // of --output; null on ranks other than 0
+    std::unique_ptr<FileLock> lock;  // of --output; null on ranks other than 0
 
     bool is_rank0() const { return groups.world.rank == 0; }
     float loss_scale() const { return 1.0f / float(batch.grad_accum_steps * batch.world_size); }

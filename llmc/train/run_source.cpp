@@ -11,15 +11,14 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/hf_config.h"
+#include "checkpoint/hf.h"
 
 static void note_damaged(const FoundCheckpoint& found, std::vector<std::string>& notes) {
-    for (const DamagedCheckpoint& damaged : found.damaged)
-        notes.push_back("skipping a damaged checkpoint: " + damaged.what);
+    for (const std::string& damaged : found.damaged) notes.push_back("skipping a damaged checkpoint: " + damaged);
 }
 
 static VerifyProgress progress_for(const Comm& comm) {
-    return [&comm](const std::string&, int64_t, int64_t) { comm.reached("verification of a checkpoint"); };
+    return [&comm] { comm.reached("verification of a checkpoint"); };
 }
 
 // Returns the model directory that --init names: itself, or the newest checkpoint of a run's output.
@@ -31,7 +30,6 @@ static std::string resolve_init(const std::string& path, std::vector<std::string
     }
     const FoundCheckpoint found = find_model(path, progress_for(comm));
     note_damaged(found, notes);
-    if (!found.unverified.empty()) notes.push_back("the weights are not verified: " + found.unverified);
     return found.dir;
 }
 
@@ -110,7 +108,7 @@ RunSource find_training_start(const Options& o, const Comm& comm) {
            "--output %s/run, or move that model elsewhere",
            o.output.c_str(), o.output.c_str());
     if (o.resume && is_directory(o.output)) {
-        const FoundCheckpoint found = find_resumable(o.output, progress_for(comm));
+        const FoundCheckpoint found = find_latest(o.output, progress_for(comm));
         note_damaged(found, source.notes);
         source.resume = source.weights = found.dir;
     }

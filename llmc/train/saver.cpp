@@ -56,7 +56,7 @@ static SaveResult write_checkpoint(const Run& run, const ParamLayout& layout, co
     SaveResult result;
     result.step = state.step;
     try {
-        result.dir = save_checkpoint(save_options(run, names, result), layout, view, state).dir;
+        result.dir = save_checkpoint(save_options(run, names, result), layout, view, state);
     } catch (const Error& error) {
         result.error = error;
     } catch (const std::exception& error) {  // no memory for a buffer

@@ -225,31 +225,4 @@ make_shards() {
     "$program" tokenize "$1.txt" --output "$1" --train-bpe 300 --quiet
 }
 
-# Makes a library that deletes a checkpoint while a command reads it, as a run with --keep does. Use:
-# "${vanishes[@]}" VANISHES=step_000006/model.safetensors VANISHES_AT=2 COMMAND... The library renames the checkpoint's folder
-# just before COMMAND opens that file for the second time.
-make_vanishes() {
-    cat >"$scratch/vanishes.cpp" <<'END'
-#include <cstdarg>
-#include <cstdio>
-#include <cstdlib>
-#include <fcntl.h>
-#include <string>
-extern "C" int open(const char* path, int flags, ...) {
-    static int seen = 0;
-    va_list rest;
-    va_start(rest, flags);
-    const int mode = flags & O_CREAT ? va_arg(rest, int) : 0;
-    va_end(rest);
-    if (std::string(path).ends_with(getenv("VANISHES")) && ++seen == atoi(getenv("VANISHES_AT"))) {
-        const std::string folder = std::string(path).substr(0, std::string(path).rfind('/'));
-        rename(folder.c_str(), (folder + ".tmp").c_str());
-    }
-    return openat(AT_FDCWD, path, flags, mode);
-}
-END
-    vanishes=(env LD_PRELOAD="$scratch/vanishes.so")
-    "${CXX:-g++}" -std=c++20 -shared -fPIC -o "$scratch/vanishes.so" "$scratch/vanishes.cpp"
-}
-
 finish() { exit $((failures > 0)); }

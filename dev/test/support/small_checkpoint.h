@@ -39,7 +39,8 @@ inline SaveOptions save_options(const std::string& output, int keep = 0, bool bf
 
 using Names = std::vector<std::string>;
 
-struct Saved : SavedCheckpoint {
+struct Saved {
+    std::string dir;
     Names notes, warnings;
 };
 
@@ -49,8 +50,8 @@ inline Saved save(SaveOptions options, int64_t step) {
     Names notes, warnings;
     options.note = [&](const std::string& line) { notes.push_back(line); };
     options.warn = [&](const std::string& line) { warnings.push_back(line); };
-    const SavedCheckpoint saved = save_checkpoint(options, state.layout, state.view(), trainer_state(step));
-    return {saved, notes, warnings};
+    const std::string dir = save_checkpoint(options, state.layout, state.view(), trainer_state(step));
+    return {dir, notes, warnings};
 }
 
 // Whether the checkpoint in `dir` is whole and has the weights and moments of `seed`. save() uses the step as the seed.

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/random.h"
-#include "checkpoint/hf_weights.h"
+#include "checkpoint/hf.h"
 
 constexpr GPT2Config small_model = {.max_T = 5, .V = 7, .L = 2, .NH = 2, .C = 6};  // only attprojw is a square matrix
 
@@ -28,8 +28,12 @@ struct FlatState {
         }
     }
     TensorView view() const { return view_flat(layout, {weights.data(), m.data(), v.data()}); }
-    TensorReader reader() const { return read_from_flat(layout, {weights.data(), m.data(), v.data()}); }
-    TensorWriter writer() { return write_to_flat(layout, {weights.data(), m.data(), v.data()}); }
+    TensorWriter writer() {
+        return [this](const float* host, Slot slot, Param p, int l) {
+            std::vector<float>& to = slot == WEIGHTS ? weights : slot == 1 ? m : v;
+            std::copy_n(host, layout.size(p), to.begin() + layout.offset(p, l));
+        };
+    }
     float at(Param p, int l, int row, int col) const {
         return weights[size_t(layout.offset(p, l) + int64_t(row) * layout.cols(p) + col)];
     }

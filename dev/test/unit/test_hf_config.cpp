@@ -1,6 +1,6 @@
 // test_hf_config.cpp: tests that config.json is read with the defaults and aliases of transformers, and that models
 // which the program cannot compute are refused.
-#include "checkpoint/hf_config.h"
+#include "checkpoint/hf.h"
 
 #include <doctest/doctest.h>
 
@@ -70,7 +70,6 @@ TEST_CASE("every name of the tanh GELU and the default inner size are accepted")
     CHECK(parse_error(R"({"n_inner":3072})") == "");
     CHECK(parse_error(R"({"layer_norm_epsilon":1e-05})") == "");
     CHECK(parse_error(R"({"layer_norm_epsilon":0.00001})") == "");
-    CHECK(parse_error(R"({"pruned_heads":{}})") == "");
 }
 
 TEST_CASE("deep nesting is refused in a key that is used, and accepted in others") {
@@ -97,8 +96,6 @@ TEST_CASE("each unsupported or invalid value is refused, and the message has its
         {R"({"reorder_and_upcast_attn":true})", "reorder_and_upcast_attn"},
         {R"({"add_cross_attention":true})", "add_cross_attention"},
         {R"({"add_cross_attention":1})", "must be true or false"},
-        {R"({"quantization_config":{"bits":4}})", "quantization_config"},
-        {R"({"pruned_heads":{"0":[1]}})", "pruned_heads"},
         {R"({"model_type":"llama"})", "\"model_type\" is \"llama\""},
         {R"({"n_head":7})", "768 channels are not a multiple of 7 heads"},
         {R"({"n_layer":0})", "layers"},

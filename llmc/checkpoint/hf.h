@@ -1,16 +1,32 @@
-// hf_weights.h: reads and writes a model's tensors in safetensors files with Hugging Face's GPT-2 names and layout.
+// hf.h: a model as Hugging Face stores it: config.json, and tensors in safetensors files with GPT-2's names and layout.
 //
 // In these files the matrices are transposed, (in, out) for Conv1D, and wte has no padded rows. This code does not
-// depend on the device: the two callbacks below copy tensors, one at a time.
+// depend on the device: the callbacks below copy tensors, one at a time.
 #pragma once
 #include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
 
-#include "checkpoint/hf_config.h"
 #include "checkpoint/safetensors.h"
 #include "model/params.h"
+
+struct HFConfig {
+    GPT2Config model;
+    int end_of_text = 50256;  // bos_token_id and eos_token_id; V or more: unknown, null in config.json
+    bool tied = true;         // tie_word_embeddings: the output head is wte
+};
+
+// Reads config.json with the defaults and aliases of transformers' GPT2Config; unknown keys are ignored. Refuses
+// (EXIT_BAD_DATA) a model that this program does not implement, with the key, its value and the reason: an activation
+// other than tanh GELU, n_inner other than 4 n_embd, cross attention, attention variants, another epsilon.
+HFConfig parse_hf_config(const std::string& text, const std::string& path);
+HFConfig read_hf_config(const std::string& dir);  // fails with EXIT_NO_INPUT if DIR/config.json is missing
+
+// The contents of config.json and of generation_config.json. torch_dtype is the dtype of model.safetensors: "float32"
+// or "bfloat16".
+std::string hf_config_json(const HFConfig& config, const std::string& torch_dtype);
+std::string hf_generation_config_json(const HFConfig& config);
 
 // The kind of a parameter's tensor: 0 for its weights in fp32; 1, 2, ... for the optimizer's state tensors.
 using Slot = int;
@@ -35,10 +51,8 @@ void for_each_tensor(const ParamLayout& layout, F f) {
 
 // A view of what `read` copies into a buffer for one tensor, which the first call allocates.
 TensorView view_copies(const ParamLayout& layout, const TensorReader& read);
-// Views, readers and writers for flat host buffers of layout.total floats, one buffer per slot.
+// A view of flat host buffers of layout.total floats, one buffer per slot.
 TensorView view_flat(const ParamLayout& layout, const std::vector<const float*>& slots);
-TensorReader read_from_flat(const ParamLayout& layout, const std::vector<const float*>& slots);
-TensorWriter write_to_flat(const ParamLayout& layout, const std::vector<float*>& slots);
 
 // A group of tensors in a file: all parameters of one slot, with a common name prefix.
 struct TensorGroup {

@@ -1,4 +1,6 @@
-#include "checkpoint/hf_weights.h"
+#include "checkpoint/hf.h"
+
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -6,6 +8,147 @@
 #include <map>
 #include <memory>
 #include <set>
+
+#include "base/files.h"
+#include "base/json.h"
+
+using nlohmann::json;
+
+// ---- config.json
+
+namespace {
+
+// A JSON object read with defaults: a key that is absent or null takes its default.
+struct ConfigReader {
+    const json& object;
+    const std::string& path;
+
+    const json* find(const char* key) const {
+        const auto found = object.find(key);
+        return found == object.end() || found->is_null() ? nullptr : &*found;
+    }
+    [[noreturn]] void wrong(const char* key, const char* wanted) const {
+        fail(EXIT_BAD_DATA, "%s: \"%s\" is %s, but must be %s", path.c_str(), key,
+             printable(object.at(key).dump(-1, ' ', true)).c_str(), wanted);
+    }
+    // Looks up the key, or the alias that transformers accepts for it.
+    int integer(const char* key, const char* alias, int fallback) const {
+        const json *own = find(key), *other = alias ? find(alias) : nullptr;
+        if (own && other && *own != *other)
+            fail(EXIT_BAD_DATA, "%s: \"%s\" and \"%s\" have the same meaning, but differ", path.c_str(), key, alias);
+        if (!own && !other) return fallback;
+        const json& value = own ? *own : *other;
+        if (!value.is_number_integer() || value < 0 || value > std::numeric_limits<int>::max())
+            wrong(own ? key : alias, "an integer from 0 to 2147483647");
+        return value.get<int>();
+    }
+    bool boolean(const char* key, bool fallback) const {
+        const json* value = find(key);
+        if (value && !value->is_boolean()) wrong(key, "true or false");
+        return value ? value->get<bool>() : fallback;
+    }
+    // Refuses any value other than the one this program implements.
+    void require(const char* key, bool needed, const char* why) const {
+        if (boolean(key, needed) != needed) wrong(key, why);
+    }
+};
+
+}  // namespace
+
+// Refuses models that differ from this program's GPT-2 in more than their sizes.
+static void check_supported(const ConfigReader& config, int C) {
+    const json* type = config.find("model_type");
+    if (type && *type != "gpt2") config.wrong("model_type", "\"gpt2\": no other architecture is supported");
+    const json* activation = config.find("activation_function");
+    // Three names of the same function, 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))).
+    if (activation && *activation != "gelu_new" && *activation != "gelu_pytorch_tanh" && *activation != "gelu_fast")
+        config.wrong("activation_function", "\"gelu_new\", the tanh form of GELU");
+    const json* epsilon = config.find("layer_norm_epsilon");
+    if (epsilon && !(epsilon->is_number() && std::fabs(epsilon->get<double>() - 1e-5) < 1e-9))
+        config.wrong("layer_norm_epsilon", "1e-05, which is built into the kernels");
+    if (const int inner = config.integer("n_inner", nullptr, 0); config.find("n_inner") && inner != int64_t(4) * C)
+        config.wrong("n_inner", format("null or 4 x %d channels", C).c_str());
+    config.require("scale_attn_weights", true, "true: attention is scaled by 1/sqrt(head size)");
+    config.require("scale_attn_by_inverse_layer_idx", false, "false: scaling by layer is not supported");
+    config.require("reorder_and_upcast_attn", false, "false: this variant of attention is not supported");
+    config.require("add_cross_attention", false, "false: cross attention is not supported");
+}
+
+HFConfig parse_hf_config(const std::string& text, const std::string& path) {
+    const json object = parse_json(text, path);
+    if (!object.is_object()) fail(EXIT_BAD_DATA, "%s: is JSON, but not an object {...}", path.c_str());
+    const ConfigReader reader{object, path};
+    HFConfig config;
+    GPT2Config& model = config.model;
+    model.V = reader.integer("vocab_size", nullptr, 50257);
+    model.max_T = reader.integer("n_positions", "max_position_embeddings", 1024);
+    model.C = reader.integer("n_embd", "hidden_size", 768);
+    model.L = reader.integer("n_layer", "num_hidden_layers", 12);
+    model.NH = reader.integer("n_head", "num_attention_heads", 12);
+    const bool has_end = !object.contains("eos_token_id") || reader.find("eos_token_id");
+    config.end_of_text = has_end ? reader.integer("eos_token_id", nullptr, 50256) : model.V;
+    config.tied = reader.boolean("tie_word_embeddings", true);
+    check_supported(reader, model.C);
+    try {
+        check_config(model);
+    } catch (const Error& error) {
+        fail(EXIT_BAD_DATA, "%s: %s", path.c_str(), error.what());
+    }
+    return config;
+}
+
+HFConfig read_hf_config(const std::string& dir) {
+    const std::string path = dir + "/config.json";
+    return parse_hf_config(read_file(path, 1 << 20), path);
+}
+
+// The id of <|endoftext|>; null if it is outside of the vocabulary, because its id is then unknown.
+static std::string end_of_text_json(const HFConfig& config) {
+    return config.end_of_text >= config.model.V ? "null" : std::to_string(config.end_of_text);
+}
+
+// Dropouts are 0, as in this program's training, so that fine-tuning elsewhere continues the same model.
+std::string hf_config_json(const HFConfig& config, const std::string& torch_dtype) {
+    const GPT2Config& model = config.model;
+    const std::string end_of_text = end_of_text_json(config);
+    return format(R"({
+  "architectures": [
+    "GPT2LMHeadModel"
+  ],
+  "model_type": "gpt2",
+  "vocab_size": %d,
+  "n_positions": %d,
+  "n_ctx": %d,
+  "n_embd": %d,
+  "n_layer": %d,
+  "n_head": %d,
+  "n_inner": null,
+  "activation_function": "gelu_new",
+  "layer_norm_epsilon": 1e-05,
+  "initializer_range": 0.02,
+  "resid_pdrop": 0.0,
+  "embd_pdrop": 0.0,
+  "attn_pdrop": 0.0,
+  "scale_attn_weights": true,
+  "scale_attn_by_inverse_layer_idx": false,
+  "reorder_and_upcast_attn": false,
+  "bos_token_id": %s,
+  "eos_token_id": %s,
+  "use_cache": true,
+  "tie_word_embeddings": true,
+  "torch_dtype": "%s"
+}
+)",
+                  model.V, model.max_T, model.max_T, model.C, model.L, model.NH, end_of_text.c_str(),
+                  end_of_text.c_str(), torch_dtype.c_str());
+}
+
+std::string hf_generation_config_json(const HFConfig& config) {
+    const std::string end_of_text = end_of_text_json(config);
+    return format("{\n  \"bos_token_id\": %s,\n  \"eos_token_id\": %s\n}\n", end_of_text.c_str(), end_of_text.c_str());
+}
+
+// ---- tensors
 
 static std::string hf_name(Param p, int l) {
     const ParamSpec& spec = param_table[p];
@@ -54,18 +197,6 @@ TensorView view_flat(const ParamLayout& layout, const std::vector<const float*>&
     return [layout, slots](Slot slot, Param p, int l) { return slots[slot] + layout.offset(p, l); };
 }
 
-TensorReader read_from_flat(const ParamLayout& layout, const std::vector<const float*>& slots) {
-    return [layout, slots](float* host, Slot slot, Param p, int l) {
-        std::memcpy(host, slots[slot] + layout.offset(p, l), size_t(layout.size(p)) * sizeof(float));
-    };
-}
-
-TensorWriter write_to_flat(const ParamLayout& layout, const std::vector<float*>& slots) {
-    return [layout, slots](const float* host, Slot slot, Param p, int l) {
-        std::memcpy(slots[slot] + layout.offset(p, l), host, size_t(layout.size(p)) * sizeof(float));
-    };
-}
-
 std::vector<TensorInfo> list_tensors(const ParamLayout& layout, const std::vector<TensorGroup>& groups,
                                      const char* dtype) {
     std::vector<TensorInfo> out;
@@ -100,10 +231,6 @@ FileSum write_tensors(const std::string& path, const ParamLayout& layout, const 
 }
 
 static std::string describe_model(const GPT2Config& config) {
-    for (const char* name : {"d12", "d24", "d36", "d48"}) {
-        const GPT2Config known = config_by_name(name);
-        if (config.L == known.L && config.C == known.C) return name;
-    }
     return format("a model of %d layers and %d channels", config.L, config.C);
 }
 
@@ -124,66 +251,40 @@ static const TensorInfo& find_tensor(const Safetensors& file, const std::string&
 // above bf16's largest becomes infinite in a bf16 model.
 static void check_finite(const Safetensors& file, const TensorInfo& tensor, const float* values) {
     constexpr float largest = 0x1.fep127f;  // the largest finite bf16: 3.39e38
-    constexpr int64_t block = 4096;         // the inner loop has no exit, so it is vectorized
-    const int64_t n = tensor.elements();
-    for (int64_t at = 0; at < n; at += block) {
-        const int64_t end = std::min(at + block, n);
-        int bad = 0;
-        for (int64_t i = at; i < end; i++) bad += !(std::fabs(values[i]) <= largest);
-        if (bad == 0) continue;
-        while (std::fabs(values[at]) <= largest) at++;
-        std::string index;  // [row, column]
-        for (size_t d = tensor.shape.size(), stride = 1; d-- > 0; stride *= size_t(tensor.shape[d]))
-            index = format("%lld", static_cast<long long>(at / int64_t(stride) % tensor.shape[d])) +
-                    (index.empty() ? "" : ", ") + index;
-        fail(EXIT_BAD_DATA, "%s: %s[%s] is %s, so the model cannot be computed; use an earlier checkpoint",
-             file.path.c_str(), printable(tensor.name).c_str(), index.c_str(),
-             std::isnan(values[at])   ? "NaN"
-             : std::isinf(values[at]) ? "infinite"
-                                      : format("%g, infinite in bf16", double(values[at])).c_str());
-    }
+    int64_t bad = 0;                        // counted: a loop without an exit is vectorized
+    for (int64_t i = 0; i < tensor.elements(); i++) bad += !(std::fabs(values[i]) <= largest);
+    if (bad == 0) return;
+    int64_t first = 0;
+    while (std::fabs(values[first]) <= largest) first++;
+    fail(EXIT_BAD_DATA, "%s: element %lld of %s is %g, so the model cannot be computed; use an earlier checkpoint",
+         file.path.c_str(), static_cast<long long>(first), printable(tensor.name).c_str(), double(values[first]));
 }
-
-// Buffers for one tensor in memory layout and one matrix in file layout.
-struct TensorBuffers {
-    std::unique_ptr<float[]> memory, file;
-
-    explicit TensorBuffers(const ParamLayout& layout) {
-        int64_t largest = 0, largest_transposed = 0;
-        for (const ParamSpec& spec : param_table) {
-            largest = std::max(largest, layout.size(spec.id));
-            if (spec.hf_layout == HFLayout::transposed)
-                largest_transposed = std::max(largest_transposed, layout.size(spec.id));
-        }
-        memory.reset(new float[size_t(largest)]);
-        file.reset(new float[size_t(largest_transposed)]);
-    }
-};
 
 // Reads one tensor into memory layout; padded rows are zero.
 static void read_param(const Safetensors& file, const TensorInfo& tensor, const ParamLayout& layout, Param p,
-                       TensorBuffers& buffers) {
-    float* memory = buffers.memory.get();
-    if (param_table[p].hf_layout == HFLayout::transposed) {
-        file.read(buffers.file.get(), tensor);
-        check_finite(file, tensor, buffers.file.get());
-        transpose_columns(memory, buffers.file.get(), layout.cols(p), layout.rows(p), layout.rows(p));
-    } else {
-        file.read(memory, tensor);
-        check_finite(file, tensor, memory);
-        std::fill(memory + tensor.elements(), memory + layout.size(p), 0.0f);
-    }
+                       std::vector<float>& memory, std::vector<float>& transposed) {
+    const bool transposes = param_table[p].hf_layout == HFLayout::transposed;
+    memory.resize(std::max(memory.size(), size_t(layout.size(p))));
+    if (transposes) transposed.resize(std::max(transposed.size(), size_t(layout.size(p))));
+    float* from = transposes ? transposed.data() : memory.data();
+    file.read(from, tensor);
+    check_finite(file, tensor, from);
+    if (transposes)
+        transpose_columns(memory.data(), from, layout.cols(p), layout.rows(p), layout.rows(p));
+    else
+        std::fill(memory.begin() + tensor.elements(), memory.begin() + layout.size(p), 0.0f);
 }
 
 void read_tensors(const Safetensors& file, const TensorGroup& group, const ParamLayout& layout,
                   const TensorWriter& write) {
-    TensorBuffers buffers(layout);
+    std::vector<float> memory, transposed;
     for_each_tensor(layout, [&](Param p, int l) {  // check all shapes before the first call of write
         find_tensor(file, group.prefix + hf_name(p, l), layout, p);
     });
     for_each_tensor(layout, [&](Param p, int l) {
-        read_param(file, find_tensor(file, group.prefix + hf_name(p, l), layout, p), layout, p, buffers);
-        write(buffers.memory.get(), group.slot, p, l);
+        const TensorInfo& tensor = find_tensor(file, group.prefix + hf_name(p, l), layout, p);
+        read_param(file, tensor, layout, p, memory, transposed);
+        write(memory.data(), group.slot, p, l);
     });
 }
 
@@ -221,7 +322,7 @@ static bool is_mask(const std::string& name) {
     return name.starts_with("h.") && (name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias"));
 }
 
-static void read_weights(const std::string& dir, const ParamLayout& layout, const TensorWriter& write) {
+void load_weights(const std::string& dir, const ParamLayout& layout, const TensorWriter& write) {
     Safetensors file = open_model(dir);
     std::map<std::string, TensorInfo> bare;  // keys: names without "transformer."
     for (const auto& [name, tensor] : file.tensors) {
@@ -245,8 +346,4 @@ static void read_weights(const std::string& dir, const ParamLayout& layout, cons
         fail(EXIT_BAD_DATA, "%s/config.json: \"tie_word_embeddings\" is false, but there is no lm_head.weight",
              dir.c_str());
     read_tensors(file, {WEIGHTS, ""}, layout, write);
-}
-
-void load_weights(const std::string& dir, const ParamLayout& layout, const TensorWriter& write) {
-    read_from(dir, [&] { read_weights(dir, layout, write); });
 }
