@@ -247,13 +247,6 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
     return cudaSuccess;
 }
 
-// The domain is one that no real GPU has.
-cudaError_t cudaDeviceGetPCIBusId(char* text, int length, int device) {
-    if (device < 0 || device >= simt::config.gpus) return result(cudaErrorInvalidDevice);
-    snprintf(text, size_t(length), "FFFF:%02X:00.0", unsigned(simt::config.first_gpu + device));
-    return cudaSuccess;
-}
-
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
     *attributes = {};
     return result(simt::config.kernel_images ? cudaSuccess : cudaErrorNoKernelImageForDevice);

@@ -369,7 +369,6 @@ cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaGetDevice(int* device);
 cudaError_t cudaSetDevice(int device);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device);
-cudaError_t cudaDeviceGetPCIBusId(char* text, int length, int device);
 struct cudaFuncAttributes {
     size_t sharedSizeBytes;
 };

@@ -9,7 +9,6 @@
 enum ExitCode {
     EXIT_INTERNAL = 1,         // a bug, no memory, a failed device or network, or gradients that are not finite
     EXIT_USAGE = 2,            // invalid options
-    EXIT_RECOMPUTED = 16,      // the same gradients, computed twice, have different bits: run again from a checkpoint
     EXIT_WEIGHTS_DIFFER = 17,  // ranks that must have the same weights have different ones: a machine is faulty
     EXIT_BAD_DATA = 65,        // a file exists, but its content is invalid
     EXIT_NO_INPUT = 66,        // a file is missing

@@ -231,14 +231,6 @@ std::string device_id() {
     return text;
 }
 
-std::string device_bus_id() {
-    int device = 0;
-    char text[32] = "";
-    CUDA_CHECK(cudaGetDevice(&device));
-    CUDA_CHECK(cudaDeviceGetPCIBusId(text, sizeof text, device));
-    return text;
-}
-
 bool device_memory_is_host() { return false; }
 bool device_bf16_is_faster() { return properties().major >= OLDEST_MAJOR; }
 

@@ -63,7 +63,6 @@ inline void check_vocab_shard(const char* op, VocabShard shard) {
 struct StepLimits {
     float loss = FLT_MAX, norm = FLT_MAX;
 };
-constexpr StepLimits SKIP_STEP = {-FLT_MAX, -1.0f};  // every step exceeds these
 
 // Alignment, in elements, of the tensors, buckets and shards in a flat parameter buffer (params.h).
 constexpr int64_t FLAT_ALIGN = 64;

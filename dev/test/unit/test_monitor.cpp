@@ -4,6 +4,7 @@
 #include <cfloat>
 #include <cmath>
 
+#include "base/host.h"
 #include "support/refusal.h"
 #include "support/test.h"
 #include "support/thread_comm.h"
