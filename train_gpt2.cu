@@ -13,7 +13,6 @@
 #include "base/common.h"
 #include "base/host.h"
 #include "base/print.h"
-#include "base/threads.h"
 #include "commands/commands.h"
 #include "parallel/spawn.h"
 #include "train/run.h"
@@ -100,7 +99,6 @@ static int run_command(const Options& options, char** argv, const Launch& launch
         print_stdout(options.text);
         return 0;
     }
-    check_stacks();
     for (const std::string& note : options.renamed) print_message("note: " + note);
     ENSURE(omp_get_max_threads() <= MAX_THREADS,
            "OMP_NUM_THREADS=%d is more than %d threads; set it to the number of cores", omp_get_max_threads(),

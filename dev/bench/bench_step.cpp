@@ -1,10 +1,10 @@
 // bench_step.cpp: times whole training steps on random tokens, on the CPU or a GPU. Prints milliseconds of the fastest
 // step and tokens/s, and milliseconds of the fastest forward, backward, gradient norm and update.
 //
-//   build/release/bench_step [--model d12] [--precision bf16] [-b 4] [-t 256] [--steps 6] [--threads 0] ...
+//   build/release/bench_step [--model d12] [--precision bf16] [-b 4] [-t 256] [--steps 6] ...
 //   build/release/bench_step --layers 6 --heads 6 --channels 384 --vocab-size 4096         a small model
 // It accepts the options of `train_gpt2 plan`, which --help lists. It uses those of the model's shape, --micro-batch
-// (a number), --seq-len, --precision (auto is bf16), --logit-chunks, --steps, --seed and --threads, and ignores the
+// (a number), --seq-len, --precision (auto is bf16), --logit-chunks, --steps and --seed, and ignores the
 // others: it recomputes no activations, and has separate master weights in bf16.
 #include <algorithm>
 #include <cstdio>
@@ -73,7 +73,7 @@ int main(int argc, char** argv) try {
                options.text.c_str());
         return 0;
     }
-    device_init(0, options.threads);
+    device_init(0, 0);
     if (options.precision == "fp8") device_check_fp8();
     const GPT2Config config = model_config(options);
     printf("%s\n", describe_model(config).c_str());

@@ -56,7 +56,7 @@ def run(command, variables=None, **more):
 def ours(row, steps):
     _, model, B, T, precision, variables = row
     text = run([ROOT / "build/release/bench_step", *MODELS[model][0].split(), "-b", str(B), "-t", str(T), "--precision",
-                precision, "--steps", str(steps), "--threads", str(THREADS)], variables)
+                precision, "--steps", str(steps)], variables)
     return float(re.search(r"ms = (\d+) tok/s", text).group(1))
 
 

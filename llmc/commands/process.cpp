@@ -11,9 +11,7 @@
 
 #include "base/device.h"
 #include "base/host.h"
-#include "base/host_memory.h"
 #include "base/print.h"
-#include "base/threads.h"
 #include "commands/commands.h"
 #include "model/gpt2.h"
 #include "parallel/comm.h"
@@ -60,8 +58,8 @@ int report_errors(const std::function<int(Launch& launch, std::unique_ptr<Comm>&
 
 // CPU ranks of a host share its cores, unless mpirun has bound each rank to cores of its own, or the user has chosen a
 // number of threads.
-static int threads_of_rank(const Options& o, const Launch& launch) {
-    if (o.threads > 0 || launch.local_world_size <= 1 || getenv("OMP_NUM_THREADS")) return o.threads;
+static int threads_of_rank(const Launch& launch) {
+    if (launch.local_world_size <= 1 || getenv("OMP_NUM_THREADS")) return 0;  // as OpenMP has
     const int all = int(sysconf(_SC_NPROCESSORS_ONLN)), given = omp_get_num_procs();
     return given < all ? given : std::max(1, all / launch.local_world_size);
 }
@@ -93,9 +91,7 @@ void start_device(const Options& o, const Launch& launch) {
         batch_memory_advice = device_memory_is_host() ? "free memory, or try a machine with more"
                                                       : "free memory, or try --tensor-parallel on more ranks";
     choose_attention(o.cudnn != "off", o.deterministic != "off");
-    device_init(launch.local_rank, threads_of_rank(o, launch));
-    const std::string note = device_memory_is_host() && launch.rank == 0 && !o.quiet ? note_on_threads(o.threads) : "";
-    if (!note.empty()) print_message("note: " + note);
+    device_init(launch.local_rank, threads_of_rank(launch));
 }
 
 Dtype training_dtype(const Options& o) {

@@ -14,7 +14,6 @@ int run_tokenize(const Options& o) {
     t.shard_tokens = o.shard_tokens;
     t.split = o.split;
     t.text_key = o.text_key;
-    t.threads = o.threads;
     t.quiet = o.quiet;
     t.replace = o.replace;
     return tokenize(t);

@@ -10,8 +10,7 @@
 #include <fstream>
 
 #include "base/common.h"
-#include "base/host_memory.h"
-#include "base/threads.h"
+#include "base/host.h"
 #include "cpu/isa.h"
 #include "cpu/matmul.h"
 #include "cpu/memory.h"
@@ -41,7 +40,6 @@ std::string cpu_model() {
 
 void device_init(int, int threads) {
     isa();  // asks Linux for AMX, which must be done before the first thread starts
-    ENSURE(threads >= 0, "--threads %d: must be 0 (one per core) or more", threads);
     if (threads) omp_set_num_threads(threads);
     flush_denormals();  // later threads inherit it
 #pragma omp parallel

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <vector>
 
-#include "base/threads.h"
+#include "base/host.h"
 #include "cpu/variants.h"
 
 // ---- The reference: float sums in the order of the indices, rounded once. Tests compare the other variants with it.

@@ -16,7 +16,7 @@
 
 #include "base/common.h"
 #include "base/device.h"
-#include "base/host_memory.h"
+#include "base/host.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #define ADDRESS_SANITIZER

@@ -182,7 +182,6 @@ Scratch& scratch() {
 }  // namespace
 
 void device_init(int local_rank, int threads) {
-    ENSURE(threads >= 0, "--threads %d: must be 0 (one per core) or more", threads);
     if (threads) omp_set_num_threads(threads);
     const int count = count_gpus();
     // If a launcher or a container lets each process see one GPU, that GPU is the process's own. If it is the only GPU

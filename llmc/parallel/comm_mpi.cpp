@@ -1,7 +1,10 @@
 #include "parallel/comm_mpi.h"
 
+#include <ifaddrs.h>
+#include <net/if.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/socket.h>
 #if defined(__linux__)
 #include <sys/prctl.h>
 #endif
@@ -12,7 +15,6 @@
 #include <memory>
 
 #include "base/common.h"
-#include "base/socket.h"
 
 #define MPI_CHECK(call)                                                                                    \
     do {                                                                                                   \
@@ -502,9 +504,12 @@ struct MpiComm : Comm {
 // this host has such an address. A variable that the user has set remains.
 static void prefer_ipv4() {
     if (OMPI_MAJOR_VERSION < 5) return;
-    const std::vector<std::string> addresses = addresses_of_this_host();
-    if (std::any_of(addresses.begin(), addresses.end(), [](const std::string& a) { return a.find(':') == a.npos; }))
-        setenv("OMPI_MCA_btl_tcp_disable_family", "6", 0);
+    ifaddrs* first = nullptr;
+    if (getifaddrs(&first) != 0) return;
+    for (const ifaddrs* i = first; i; i = i->ifa_next)
+        if (i->ifa_addr && i->ifa_addr->sa_family == AF_INET && (i->ifa_flags & (IFF_UP | IFF_LOOPBACK)) == IFF_UP)
+            setenv("OMPI_MCA_btl_tcp_disable_family", "6", 0);
+    freeifaddrs(first);
 }
 
 std::unique_ptr<Comm> make_mpi_comm(const Launch& launch) {

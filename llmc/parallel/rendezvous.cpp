@@ -147,6 +147,8 @@ static std::string serve(const Launch& launch, const Hello& own, const std::func
         socket.set_timeout(HELLO_SECONDS);
         Hello hello;
         if (!socket.read(&hello, sizeof hello) || hello.magic != HELLO || hello.run != own.run) continue;
+        // Before the checks: if one fails, this rank ends, and the other one does not wait for it.
+        if (!socket.write(&ANSWER, sizeof ANSWER)) continue;
         ENSURE(hello.world_size == own.world_size, "rank %u is one of %u ranks, and rank 0 is one of %u", hello.rank,
                hello.world_size, own.world_size);
         ENSURE(hello.rank > 0 && hello.rank < own.world_size && !ranks[hello.rank].is_open(),
@@ -156,7 +158,6 @@ static std::string serve(const Launch& launch, const Hello& own, const std::func
                "ranks %u and %u are both on one GPU, and each needs a GPU of its own: start one process per GPU and "
                "check LOCAL_RANK, or CUDA_VISIBLE_DEVICES if something sets it",
                first, hello.rank);
-        if (!socket.write(&ANSWER, sizeof ANSWER)) continue;
         if (ranks[hello.rank].fd < 0) missing--;
         ranks[hello.rank] = std::move(socket);
     }

@@ -65,8 +65,7 @@ static void become_mpirun(int count, char** argv) {
                                       {"PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe"},
                                       {"OMPI_MCA_ras", "^slurm,tm,lsf,gridengine,alps"},
                                       {"PRTE_MCA_ras", "^slurm,pbs,lsf,gridengine"},
-                                      {"OMPI_MCA_plm_rsh_agent", ""},
-                                      {"OMP_WAIT_POLICY", "passive"}})
+                                      {"OMPI_MCA_plm_rsh_agent", ""}})
         setenv(name, value, 0);
     if (geteuid() == 0)
         for (const char* name : {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"}) setenv(name, "1", 0);

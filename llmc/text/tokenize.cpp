@@ -220,7 +220,6 @@ static void check_options(const TokenizeOptions& o) {
            "--shard-tokens %lld must be 1 to %d", static_cast<long long>(o.shard_tokens),
            std::numeric_limits<int32_t>::max());
     ENSURE(o.val_tokens >= 0, "--val-tokens %lld is negative", static_cast<long long>(o.val_tokens));
-    ENSURE(o.threads >= 0 && o.threads <= 1024, "--threads %d must be 0 (one per core) to 1024", o.threads);
 }
 
 // Refuses inputs without any text. Warns of files that are probably not what the user meant to give. Returns the bytes
@@ -274,7 +273,7 @@ static void print_summary(const TokenizeOptions& o, const Totals& totals, const 
 int tokenize(const TokenizeOptions& o) {
     check_options(o);
     const CorpusRules rules{o.split, o.text_key, o.val_tokens > 0 ? 0.0 : o.val_fraction};
-    const int threads = o.threads > 0 ? o.threads : omp_get_num_procs();
+    const int threads = o.threads > 0 ? o.threads : omp_get_max_threads();
     const FoundFiles found = find_text_files(o.inputs);
     const std::vector<TextFile>& files = found.files;
     if (!o.quiet && found.left_out > 0) print_message(counted(found.left_out, "file") + " in the folders left out");

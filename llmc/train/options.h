@@ -98,7 +98,6 @@ struct Options {
     std::string split = "none", text_key = "text";
 
     // until removed
-    int threads = 0;
     bool debug_sync = false, resume_strict = false;
     std::vector<std::string> renamed;
 };

@@ -10,7 +10,6 @@
 #include "base/files.h"
 #include "base/host.h"
 #include "base/json.h"
-#include "base/threads.h"
 #include "base/trace.h"
 #include "checkpoint/checkpoint.h"
 #include "infer/generate.h"

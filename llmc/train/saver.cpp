@@ -6,8 +6,7 @@
 
 #include "base/common.h"
 #include "base/device.h"
-#include "base/host_memory.h"
-#include "base/threads.h"
+#include "base/host.h"
 
 bool saves_checkpoints(const Options& o) { return o.checkpoint_every > 0 && !o.output.empty(); }
 

@@ -178,7 +178,6 @@ TEST_CASE("device_info and device_libraries name the GPU and the libraries") {
 
 TEST_CASE("device_init refuses negative numbers of processes and threads") {
     CHECK_THROWS_WITH_AS(device_init(-1, 0), doctest::Contains("process -1"), Error);
-    CHECK_THROWS_WITH_AS(device_init(0, -1), doctest::Contains("--threads -1"), Error);
 }
 
 #ifdef SIMT_EMULATOR

@@ -36,7 +36,6 @@ TEST_CASE("impossible options are refused") {
     refused([](TokenizeOptions& o) { o.shard_tokens = 0; }, "--shard-tokens 0 must be 1 to");
     refused([](TokenizeOptions& o) { o.shard_tokens = int64_t(1) << 31; }, "--shard-tokens 2147483648");
     refused([](TokenizeOptions& o) { o.split = "words"; }, "--split words is not known");
-    refused([](TokenizeOptions& o) { o.threads = -1; }, "--threads -1");
 }
 
 TEST_CASE("inputs that are missing, empty or not text are refused") {
