@@ -275,7 +275,7 @@ static std::string describe_data(const Corpus& corpus, int64_t windows_per_step)
                   double(corpus.num_windows) / double(windows_per_step));
 }
 
-static std::string describe_model(const GPT2Config& config) {
+std::string describe_model(const GPT2Config& config) {
     return format("%s, %s, %d channels, %s, vocabulary %d (%d in memory), %s parameters",
                   counted(config.L, "layer").c_str(), counted(config.NH, "head").c_str(), config.C,
                   counted(config.max_T, "position").c_str(), config.V, config.Vp(),

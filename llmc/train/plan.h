@@ -80,6 +80,7 @@ std::optional<MeasuredStep> measure_step(Dtype dtype, const GPT2Config& config, 
 
 // ---- text
 
+std::string describe_model(const GPT2Config& config);  // "12 layers, ..."
 // Returns the table rows common to `train` and `plan`. available: free bytes of each rank's device; 0: unknown. data:
 // the training data; null: unknown. The schedule is left out while --steps is 0.
 std::vector<Row> plan_table(Dtype dtype, const Options& options, const RunSource& source, const BatchPlan& batch,
