@@ -16,9 +16,11 @@ check "the licence is installed" cmp LICENSE "$prefix/share/doc/train_gpt2/LICEN
 options=$("$program" --help | grep -o '^  \(-[a-z],\)\?--[a-z0-9-]*' | sed 's/.*--/--/')
 check "the help lists options" test "$(wc -l <<<"$options")" -gt 40
 man=$(sed 's/\\-/-/g' "$prefix/share/man/man1/train_gpt2.1")
-check "the man page has every option" bash -c 'for o in $1; do grep -q -- "^\.B $o" <<<"$2" || { echo "$o"; exit 1; }; done' has "$options" "$man"
+check "the man page has every option" bash -c \
+    'for o in $1; do grep -q -- "^\.B $o" <<<"$2" || { echo "$o"; exit 1; }; done' has "$options" "$man"
 if command -v man >/dev/null; then
-    check "the man page is formatted without warnings" test -z "$(man --warnings=w -l "$prefix/share/man/man1/train_gpt2.1" 2>&1 >/dev/null)"
+    check "the man page is formatted without warnings" test -z \
+        "$(man --warnings=w -l "$prefix/share/man/man1/train_gpt2.1" 2>&1 >/dev/null)"
 else
     skip "the man page is formatted" "there is no man"
 fi
@@ -40,7 +42,8 @@ fi
 check "make uninstall" make CUDA=0 uninstall PREFIX="$prefix"
 check "make uninstall leaves no file" test -z "$(find "$prefix" -type f)"
 
-printf '#include <cstdio>\n#include <string>\nstd::string version();\nint main() { puts(version().c_str()); }\n' >"$scratch/say.cpp"
+printf '#include <cstdio>\n#include <string>\nstd::string version();\nint main() { puts(version().c_str()); }\n' \
+    >"$scratch/say.cpp"
 # has_commit TREE COMMIT: the version in TREE names this commit.
 has_commit() {
     g++ "$scratch/say.cpp" "$1/$object" -o "$scratch/say" &&
@@ -48,13 +51,15 @@ has_commit() {
 }
 # build_in TREE TEXT: make builds the two objects in TREE, and prints TEXT.
 build_in() {
-    make -s -C "$1" CXX=g++ SANITIZE= DEBUG=0 CUDA=0 CUDNN=0 NCCL=0 MPI=0 "build/release-nocudnn-nompi-nonccl/llmc/base/common.o" "$object" >"$scratch/made" &&
+    make -s -C "$1" CXX=g++ SANITIZE= DEBUG=0 CUDA=0 CUDNN=0 NCCL=0 MPI=0 \
+        "build/release-nocudnn-nompi-nonccl/llmc/base/common.o" "$object" >"$scratch/made" &&
         test "$(tr -d '\n' <"$scratch/made")" = "$2"
 }
 object=build/release-nocudnn-nompi-nonccl/llmc/train/version.o
 if [ -n "$commit" ]; then
     check "make dist" make CUDA=0 dist
-    check "the archive of make dist has the sources" grep -q "^train_gpt2-$version/train_gpt2.cu$" <(tar -tzf "train_gpt2-$version.tar.gz")
+    check "the archive of make dist has the sources" grep -q "^train_gpt2-$version/train_gpt2.cu$" \
+        <(tar -tzf "train_gpt2-$version.tar.gz")
     git clone -q . "$scratch/clone"
     clone() { git -C "$scratch/clone" -c user.name=a -c user.email=a@b "$@"; }
     tar -xzf "train_gpt2-$version.tar.gz" -C "$scratch/clone"
@@ -67,7 +72,8 @@ if [ -n "$commit" ]; then
     check "the version has the new commit" has_commit "$scratch/clone" "$(clone rev-parse --short=12 HEAD)"
     echo "#" >>"$scratch/clone/README.md"
     check "a changed file compiles version.cpp alone" build_in "$scratch/clone" "  CXX   llmc/train/version.cpp"
-    check "the version says that a file was changed" has_commit "$scratch/clone" "$(clone rev-parse --short=12 HEAD)-dirty"
+    check "the version says that a file was changed" has_commit "$scratch/clone" \
+        "$(clone rev-parse --short=12 HEAD)-dirty"
     archive=$scratch/clone/train_gpt2-$version  # a git checkout surrounds it
     check "make compiles the archive" build_in "$archive" "  CXX   llmc/base/common.cpp  CXX   llmc/train/version.cpp"
     check "the archive's version has no commit" has_commit "$archive" ""
