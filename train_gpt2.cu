@@ -99,7 +99,6 @@ static int run_command(const Options& options, char** argv, const Launch& launch
         print_stdout(options.text);
         return 0;
     }
-    for (const std::string& note : options.renamed) print_message("note: " + note);
     ENSURE(omp_get_max_threads() <= MAX_THREADS,
            "OMP_NUM_THREADS=%d is more than %d threads; set it to the number of cores", omp_get_max_threads(),
            MAX_THREADS);

@@ -24,9 +24,6 @@ struct DeviceInfo {
     std::string cpu_isa = {};  // instruction set of the CPU operations, a value of CPU_ISA; empty on a GPU
 };
 
-// Set by --debug-sync: the host waits for every kernel, so that an error names its kernel. Slow.
-inline bool device_debug_sync = false;
-
 // Call this once, before all other functions here. threads: CPU threads to use, 0 = one per core.
 void device_init(int local_rank, int threads);
 DeviceInfo device_info();

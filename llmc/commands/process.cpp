@@ -85,7 +85,6 @@ void check_processes(const Options& o, const Launch& launch) {
 }
 
 void start_device(const Options& o, const Launch& launch) {
-    device_debug_sync = o.debug_sync;
     if (o.command == Command::eval) batch_memory_advice = "lower --micro-batch or --seq-len";
     if (o.command == Command::generate)
         batch_memory_advice = device_memory_is_host() ? "free memory, or try a machine with more"

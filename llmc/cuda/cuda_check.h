@@ -17,7 +17,7 @@ inline void check_cuda_call(cudaError_t error, const char* call, const char* fil
     const bool from_kernel = error >= 700 && error < 800;  // an error in a kernel that was queued before this call
     if (error != cudaSuccess)
         fail(EXIT_INTERNAL, "%s at %s:%d: %s (%s)%s", call, file, line, cudaGetErrorString(error),
-             cudaGetErrorName(error), from_kernel && !device_debug_sync ? "; --debug-sync names the kernel" : "");
+             cudaGetErrorName(error), from_kernel ? "; CUDA_LAUNCH_BLOCKING=1 names the kernel" : "");
 }
 
 inline void check_cublas_call(cublasStatus_t status, const char* call, const char* file, int line) {

@@ -307,7 +307,6 @@ void queue_post_kernel(const Plan& plan, const Call<floatX>& call, Stream stream
 template <class floatX>
 void run(Plan& plan, const Call<floatX>& call, Stream stream) {
     CUBLAS_CHECK(queue_matmul(plan, call, stream));
-    if (device_debug_sync) CUDA_CHECK(cudaStreamSynchronize(stream));
     queue_post_kernel(plan, call, stream);
 }
 

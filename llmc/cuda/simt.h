@@ -83,7 +83,6 @@ void launch(void (*kernel)(P...), dim3 grid, dim3 block, int64_t shared_bytes, S
     if (error == cudaSuccess) {
         kernel<<<grid, block, size_t(shared_bytes), stream>>>(args...);
         error = cudaGetLastError();
-        if (error == cudaSuccess && device_debug_sync) error = cudaStreamSynchronize(stream);
     }
     if (error == cudaSuccess) return;
     const char* name = nullptr;

@@ -94,7 +94,7 @@ struct Parser {
 
     template <class T>
     void add(unsigned kind, const char* names, T& field, const char* unit, const char* help, double least = 0,
-             double most = double(std::numeric_limits<int64_t>::max())) {
+             double most = HUGE_VAL) {
         CLI::Option* option = std::is_same_v<T, bool> ? app.add_flag(names) : app.add_option(names);
         all.push_back({kind, section, unit, help, &field, least, most, option->take_last(), ""});
         all.back().initial = all.back().value();
@@ -343,8 +343,8 @@ void Declared::set(const std::string& text) {
                 if constexpr (std::is_arithmetic_v<T> && !std::is_same_v<T, bool>) {
                     *field = is_word ? T(least) : number<T>(name, text);
                     const double value = double(*field);
-                    const std::string at_most = most < 0x1p62 ? format(" and at most %.15g", most) : "";
-                    ENSURE(value >= least && (value <= most || most >= 0x1p62), "%s %s must be at least %.15g%s",
+                    const std::string at_most = most < HUGE_VAL ? format(" and at most %.15g", most) : "";
+                    ENSURE(value >= least && value <= most, "%s %s must be at least %.15g%s",
                            name.c_str(), text.c_str(), least, at_most.c_str());
                 }
             },

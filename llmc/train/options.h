@@ -98,16 +98,13 @@ struct Options {
     std::string split = "none", text_key = "text";
 
     // until removed
-    bool debug_sync = false, resume_strict = false;
-    std::vector<std::string> renamed;
+    bool resume_strict = false;
 };
 
 // Reads the command line, then --config FILE, then, with --resume, OUTPUT/run.toml; the first that has an option sets
 // it. Refuses invalid options with EXIT_USAGE, and a file's invalid values with EXIT_BAD_DATA. The error names a
 // replacement for options of older versions and of nanoGPT, and the nearest option for unknown ones.
 Options parse_options(int argc, const char* const* argv);
-
-inline bool is_given(const Options&, const std::string&) { return false; }  // until removed
 
 // An option of the command with its current value, in TOML and JSON: {"micro-batch", "4"}, {"schedule", "\"cosine\""}.
 struct Setting {
