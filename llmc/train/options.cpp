@@ -344,8 +344,8 @@ void Declared::set(const std::string& text) {
                     *field = is_word ? T(least) : number<T>(name, text);
                     const double value = double(*field);
                     const std::string at_most = most < HUGE_VAL ? format(" and at most %.15g", most) : "";
-                    ENSURE(value >= least && value <= most, "%s %s must be at least %.15g%s",
-                           name.c_str(), text.c_str(), least, at_most.c_str());
+                    ENSURE(value >= least && value <= most, "%s %s must be at least %.15g%s", name.c_str(),
+                           text.c_str(), least, at_most.c_str());
                 }
             },
             this->field);

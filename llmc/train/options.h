@@ -96,9 +96,6 @@ struct Options {
     int64_t shard_tokens = 100000000;
     bool replace = false;
     std::string split = "none", text_key = "text";
-
-    // until removed
-    bool resume_strict = false;
 };
 
 // Reads the command line, then --config FILE, then, with --resume, OUTPUT/run.toml; the first that has an option sets

@@ -323,8 +323,8 @@ TEST_CASE("an invalid file is refused, and the message names it") {
         }
         return "";
     };
-    CHECK(contains(error("lr = 1000"), "65 --lr 1000 must be at least 0 and at most 100 (from /"));
-    CHECK(error("lr = 1000", {"--lr", "1"}) == "");
+    CHECK(contains(error("lr = 1e31"), "65 --lr 1e31 must be at least 0 and at most 1e+30 (from /"));
+    CHECK(error("lr = 1e31", {"--lr", "1"}) == "");
     CHECK(error("lr = 1", {"--lr", "1e31"}) == "2 --lr 1e31 must be at least 0 and at most 1e+30");
     for (const char* line : {"lr", "lr =", "lr = # 5", "= 5", "lr = 'x", "sample-prompt = \"x", "sample-prompt = \"x\\",
                              "sample-prompt = \"x\\q\"", "sample-prompt = \"\\u00\"", "sample-prompt = \"\\ud800\"",
