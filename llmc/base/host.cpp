@@ -1,5 +1,6 @@
 #include "base/host.h"
 
+#include <unistd.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 
