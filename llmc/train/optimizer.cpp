@@ -175,6 +175,7 @@ void Optimizer<floatX>::get_shard(float* values, Slot slot, Param p, int l) {
 
 template <class floatX>
 void Optimizer<floatX>::clip(float max_norm, RankStatus status, StepLimits limits) {
+    const ProfileRange range("clip");
     gradients.finish(status);
     if (config.skip_nan) fill_zero(stats.data, stats.bytes(), model.stream);  // clip_factor keeps a NaN
     ops::clip_factor(stats.data, stats.data + 1, gradients.squares(), gradients.step_loss(), max_norm, limits,
@@ -191,6 +192,7 @@ void Optimizer<floatX>::update(int b, const Shard& shard, float lr, int step) {
 
 template <class floatX>
 void Optimizer<floatX>::step(float lr, int step) {
+    const ProfileRange range("update");
     const int buckets = model.layout.num_buckets();
     if (weights.shards == 1) {  // one call for all buckets
         update(0, {0, model.layout.total, 0}, lr, step);

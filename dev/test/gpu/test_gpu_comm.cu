@@ -399,15 +399,6 @@ static void until_done(ncclComm_t comm, ncclResult_t result) {
     _exit(1);  // an exception would free device memory, which waits for the device, and would hang
 }
 
-// Ends this rank when the other rank has ended.
-static void until_lost(ncclComm_t comm) {
-    for (ncclResult_t state = ncclSuccess; state == ncclSuccess;) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        ncclCommGetAsyncError(comm, &state);
-    }
-    _exit(9);
-}
-
 static ncclUniqueId common_id(const Launch& launch) {
     const std::string device = std::to_string(launch.rank);
     const std::string bytes = launch.world_size == 1 ? new_id() : share_nccl_id(launch, device, new_id, 20);
