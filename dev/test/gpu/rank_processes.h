@@ -30,7 +30,6 @@ struct Ending {
 struct Ranks {
     int number = 2;
     const char* streams = "now";  // SIMT_STREAMS of every rank
-    bool one_gpu = false;         // all ranks use GPU 0
 };
 
 // The name of the running test case as a doctest filter. A comma would end the filter, so it becomes a wildcard.
@@ -82,7 +81,7 @@ inline std::vector<Ending> run_ranks(const Ranks& ranks, const std::function<voi
         launch.world_size = atoi(getenv("TEST_COMM_RANKS"));
         launch.master_port = atoi(getenv("TEST_COMM_PORT"));
         try {
-            device_init(ranks.one_gpu ? 0 : launch.rank, 1);
+            device_init(launch.rank, 1);
             body(launch);
         } catch (const Error& error) {
             fprintf(stderr, "error: %s\n", error.what());

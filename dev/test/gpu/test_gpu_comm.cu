@@ -246,14 +246,6 @@ TEST_CASE("ranks: exposed_seconds counts the time that a stream waits for collec
     }));
 }
 
-TEST_CASE("ranks: if two ranks use one GPU, rank 0 ends with a usage error that names the two") {
-    const std::vector<Ending> endings =
-        run_ranks({2, "now", true}, [](const Launch& launch) { make_nccl_comm(launch); });
-    CHECK(endings[0].status == EXIT_USAGE);
-    CHECK_MESSAGE(endings[0].output.find("are both on one GPU") != std::string::npos, endings[0].output);
-    CHECK(endings[1].status == EXIT_INTERNAL);
-}
-
 TEST_CASE("ranks: groups of every size, in use at the same time as each other and the world") {
     for (const int number : {2, 3, 4, 6})
         for (const char* streams : {"now", "deferred:1"})

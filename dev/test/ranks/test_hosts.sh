@@ -56,8 +56,7 @@ for hosts in 2 4; do
         within "$sent" $((2 * (hosts - 1) * whole))
     if [ $hosts = 4 ]; then break; fi
     if [ -n "$forgets" ]; then check "a note says that mpirun may hide a lost host" grep -q "$forgets" "$name.log"; fi
-    check "the table at the start names the hosts" \
-        grep -q "4 ranks by MPI: 0-1 on ${CLUSTER}0 (.*1 thread.*), 2-3 on ${CLUSTER}1 (" "$name.log"
+    check "the table at the start counts the machines" grep -q "4 ranks by MPI on 2 machines" "$name.log"
     check "2 hosts, --zero 1" on_hosts 2 2 "$scratch/zero" --zero 1
     check "2 hosts, --zero 1, give the same bits as 1 rank" same_run "$scratch/one" "$scratch/zero" 6
     check "2 hosts, --zero 1: $sent bytes leave them in a step, 2 N are $((2 * whole))" within "$sent" $((2 * whole))
