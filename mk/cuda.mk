@@ -5,8 +5,8 @@
 OPS_SOURCES  := model/gpt2 model/memory parallel/gradients parallel/weight_gather train/optimizer
 OPS_OBJECTS  := $(OPS_SOURCES:%=$(BUILD)/cuda/llmc/%.o)
 # All other sources are the same for both backends. Tests compare with the CPU's operations, so these are linked too.
-HOST_OBJECTS := $(filter-out $(OPS_SOURCES:%=$(BUILD)/llmc/%.o) $(addprefix $(BUILD)/llmc/,cpu/device.o parallel/comm_nccl.o),\
-                $(LIB_OBJECTS))
+NOT_HOST     := $(OPS_SOURCES:%=$(BUILD)/llmc/%.o) $(BUILD)/llmc/cpu/device.o $(BUILD)/llmc/parallel/comm_nccl.o
+HOST_OBJECTS := $(filter-out $(NOT_HOST),$(LIB_OBJECTS))
 CUDNN_NAMES  := llmc/cuda/attention_cudnn llmc/cuda/cudnn_plan
 GPU_NAMES    := $(basename $(wildcard llmc/cuda/*.cu llmc/cuda/*.cpp) llmc/parallel/comm_nccl.cpp)
 GPU_NAMES    := $(filter-out $(if $(CUDNN_FOUND),,$(CUDNN_NAMES)),$(GPU_NAMES))

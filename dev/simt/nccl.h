@@ -1,5 +1,6 @@
-// nccl.h: the emulator's replacement for NCCL's header. It has the part of the interface that llmc/parallel/comm_nccl.cpp
-// uses, with the same names and values. nccl.cpp connects processes of one machine, each with an emulated GPU.
+// nccl.h: the emulator's replacement for NCCL's header. It has the part of the interface that
+// llmc/parallel/comm_nccl.cpp uses, with the same names and values. nccl.cpp connects processes of one machine, each
+// with an emulated GPU.
 //
 // It is stricter than NCCL. It reports, with the source line: ranks that call different collectives or disagree on
 // counts, types or roots; pointers that are not in device memory; ranges that go beyond their array; outputs that
