@@ -27,7 +27,7 @@ template <class floatX>
 static bool train_step(Trainer<floatX>& t, int64_t step) {
     const Run& run = t.run;
     GPT2<floatX>& model = t.model;
-    GradientSum& gradients = t.optimizer.gradients;
+    GradReducer& gradients = t.optimizer.gradients;
     gradients.begin_step();
     for (int n = 0; n < run.batch.grad_accum_steps; n++) {
         const Batch batch = t.loader.next();  // (B, T) tokens and targets on the device

@@ -22,6 +22,7 @@ import math
 import pathlib
 import re
 import sys
+import textwrap
 from dataclasses import dataclass
 
 import results
@@ -484,7 +485,7 @@ def docs_tables():
     for gpu in (GPUS["h100-sxm"], GPUS["a100"]):
         s = shape_of(arguments(["--model", "d12", "--micro-batch", "64"]))
         launches = list(step(s, gpu))
-        text += f"GPT-2 124M: {describe(s, gpu)}.\n{summary(launches, s, gpu)}\n\n"
+        text += textwrap.fill(f"GPT-2 124M: {describe(s, gpu)}. {summary(launches, s, gpu)}", 120) + "\n\n"
         text += markdown(*group_rows(launches, gpu, {})) + "\n"
     return text
 

@@ -182,7 +182,7 @@ static void transpose_columns(float* out, const float* inp, int rows, int cols, 
 // So many columns at a time are transposed: with 1 MB of L2 cache, all sizes of GPT-2 fit.
 constexpr int STRIP = 32;
 
-TensorView view_copies(const ParamLayout& layout, const TensorReader& read) {
+TensorView view_copies(const ParamLayout& layout, const TensorSource& read) {
     int64_t largest = 0;
     for (const ParamSpec& spec : param_table) largest = std::max(largest, layout.size(spec.id));
     const auto buffer = std::make_shared<std::unique_ptr<float[]>>();

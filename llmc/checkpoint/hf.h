@@ -34,7 +34,7 @@ constexpr Slot WEIGHTS = 0;
 
 // Copies one tensor to or from `host`: layout.size(p) floats in ParamLayout's memory layout, padded rows included.
 // The callback is called from one thread, in a fixed order: the tensors of the model, then layer by layer.
-using TensorReader = std::function<void(float* host, Slot slot, Param p, int l)>;
+using TensorSource = std::function<void(float* host, Slot slot, Param p, int l)>;
 // Returns one such tensor, in memory that stays valid until the next call.
 using TensorView = std::function<const float*(Slot slot, Param p, int l)>;
 using TensorWriter = std::function<void(const float* host, Slot slot, Param p, int l)>;
@@ -50,7 +50,7 @@ void for_each_tensor(const ParamLayout& layout, F f) {
 }
 
 // A view of what `read` copies into a buffer for one tensor, which the first call allocates.
-TensorView view_copies(const ParamLayout& layout, const TensorReader& read);
+TensorView view_copies(const ParamLayout& layout, const TensorSource& read);
 // A view of flat host buffers of layout.total floats, one buffer per slot.
 TensorView view_flat(const ParamLayout& layout, const std::vector<const float*>& slots);
 

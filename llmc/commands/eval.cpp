@@ -50,7 +50,7 @@ static int eval_loss(const Options& o, Comm& comm, const Launch& launch) {
     const auto message = [&](const std::string& line) {
         if (prints) print_message(line);
     };
-    const RunSource source = find_trained_model(o, false, comm);
+    const RunStart source = find_trained_model(o, false, comm);
     for (const std::string& line : source.notes) message("warning: " + line);
     check_tensor_parallel(o, source.config, source.config.max_T, comm.world_size);
     const int T = o.seq_len ? o.seq_len : source.config.max_T;

@@ -13,7 +13,7 @@ template <class floatX>
 static int generate_text(const Options& o, Comm& comm) {
     const Groups groups = make_groups(comm, o.tensor_parallel);
     const bool prints = comm.rank == 0;
-    const RunSource source = find_trained_model(o, true, comm);
+    const RunStart source = find_trained_model(o, true, comm);
     if (prints)
         for (const std::string& line : source.notes) print_message("warning: " + line);
     check_tensor_parallel(o, source.config, source.config.max_T, comm.world_size);

@@ -15,7 +15,7 @@ inline MemoryOptions shard_of(Comm& tensor_ranks) {
 
 // Called by all ranks of `comm`.
 template <class floatX>
-void load_model(GPT2<floatX>& model, const RunSource& source, Comm& comm, Comm& tensor_ranks) {
+void load_model(GPT2<floatX>& model, const RunStart& source, Comm& comm, Comm& tensor_ranks) {
     if (tensor_ranks.world_size > 1) model.tensor_ranks = &tensor_ranks;
     std::vector<float> own;
     load_weights(source.weights, ParamLayout(model.config), [&](const float* host, Slot, Param p, int l) {

@@ -36,7 +36,7 @@ static std::string plan_time(Dtype dtype, const Options& o, const GPT2Config& co
 
 int run_plan(const Options& options, Dtype dtype, const Launch& launch) {
     Options o = options;
-    const RunSource source = find_training_start(o, Comm());
+    const RunStart source = find_training_start(o, Comm());
     const int T = o.seq_len ? o.seq_len : source.config.max_T;
     const int world_size = o.ranks == -1 ? device_count() : o.ranks > 0 ? o.ranks : launch.world_size;
     const int data_parallel = count_data_parallel(world_size, o.tensor_parallel, source.config.NH);

@@ -42,7 +42,7 @@ GPT2<floatX>::GPT2(const GPT2Config& config, Purpose purpose, int B, int T, Memo
     Arena arena{memory.data};
     acts = place_activations<floatX>(arena, layout, purpose, options, N, logit_rows);
     device_reserve_scratch(scratch_of<floatX>(layout, B, T));
-    attention = ops::prepare_attention<floatX>(B, T, own_heads(layout), config.HS(), purpose == Purpose::train);
+    attention = ops::prepare_attention<floatX>(B, T, local_heads(layout), config.HS(), purpose == Purpose::train);
 }
 
 template <class floatX>
@@ -109,8 +109,8 @@ void GPT2<floatX>::pack_bucket(int bucket) {
 }
 
 template <class floatX>
-void GPT2<floatX>::about_to_read(int bucket) {
-    if (before_read) before_read(bucket);
+void GPT2<floatX>::wait_for_weights(int bucket) {
+    if (on_wait_for_weights) on_wait_for_weights(bucket);
 }
 
 // ---- Tensor parallelism (Shoeybi et al. 2019) and sequence parallelism (Korthikanti et al. 2022)
@@ -133,7 +133,7 @@ void GPT2<floatX>::gather(void* x, int64_t bytes) {
 
 // The rows of all ranks, from this rank's rows. They are valid until acts.all_rows is written again.
 template <class floatX>
-const floatX* GPT2<floatX>::gather_rows(const floatX* x, int N) {
+const floatX* GPT2<floatX>::all_gather_rows(const floatX* x, int N) {
     if (!divides_rows(N)) return x;
     const int64_t bytes = int64_t(N) * config.C * int64_t(sizeof(floatX)), own = bytes / layout.shard.count;
     copy_on_device(reinterpret_cast<std::byte*>(acts.all_rows) + layout.shard.index * own, x, own, stream);
@@ -141,9 +141,9 @@ const floatX* GPT2<floatX>::gather_rows(const floatX* x, int N) {
     return acts.all_rows;
 }
 
-// Sums parts (N, C) over the ranks, in place. end_sum returns this rank's rows of the sum.
+// Sums parts (N, C) over the ranks, in place. finish_reduce returns this rank's rows of the sum.
 template <class floatX>
-int64_t GPT2<floatX>::begin_sum(floatX* parts, int N) {
+int64_t GPT2<floatX>::start_reduce(floatX* parts, int N) {
     const int64_t count = int64_t(N) * config.C;
     if (!is_divided()) return 0;
     return divides_rows(N) ? tensor_ranks->reduce_scatter(parts, count, stream)
@@ -151,15 +151,15 @@ int64_t GPT2<floatX>::begin_sum(floatX* parts, int N) {
 }
 
 template <class floatX>
-const floatX* GPT2<floatX>::end_sum(int64_t ticket, const floatX* parts, int N) {
+const floatX* GPT2<floatX>::finish_reduce(int64_t ticket, const floatX* parts, int N) {
     if (!is_divided()) return parts;
     tensor_ranks->wait(ticket, stream);
-    return divides_rows(N) ? parts + int64_t(layout.shard.index) * own_rows(N) * config.C : parts;
+    return divides_rows(N) ? parts + int64_t(layout.shard.index) * local_rows(N) * config.C : parts;
 }
 
 template <class floatX>
-const floatX* GPT2<floatX>::sum_of_ranks(floatX* parts, int N) {
-    return end_sum(begin_sum(parts, N), parts, N);
+const floatX* GPT2<floatX>::reduced_over_ranks(floatX* parts, int N) {
+    return finish_reduce(start_reduce(parts, N), parts, N);
 }
 
 // acts.encoded from tokens (B, T), of which the first is at first_position. Each rank looks up the tokens in its part
@@ -170,14 +170,14 @@ void GPT2<floatX>::embed(const int* tokens, int first_position, int B, int T) {
     const floatX* positions = layout.shard.index == 0 ? w(wpe) + int64_t(first_position) * C : nullptr;
     floatX* out = is_divided() ? acts.all_rows : acts.encoded;
     ops::embedding_forward(out, tokens, w(wte), positions, B, T, C, layout.vocab(), stream);
-    const floatX* own = sum_of_ranks(out, N);
-    if (is_divided()) copy_on_device(acts.encoded, own, int64_t(own_rows(N)) * C * int64_t(sizeof(floatX)), stream);
+    const floatX* own = reduced_over_ranks(out, N);
+    if (is_divided()) copy_on_device(acts.encoded, own, int64_t(local_rows(N)) * C * int64_t(sizeof(floatX)), stream);
 }
 
 template <class floatX>
 const floatX* GPT2<floatX>::row_logits(int row) {
     const int shards = layout.shard.count, Vp = layout.rows(wte);
-    const floatX* inp = gather_rows(acts.lnf, lnf_tokens) + int64_t(row) * config.C;
+    const floatX* inp = all_gather_rows(acts.lnf, lnf_tokens) + int64_t(row) * config.C;
     ops::matmul_forward<floatX>(acts.logits + int64_t(layout.shard.index) * Vp, no_gelu, no_amax, inp, matrix(wte),
                                 no_bias, no_residual, 1, config.C, Vp, stream);
     if (is_divided()) gather(acts.logits, int64_t(shards) * Vp * int64_t(sizeof(floatX)));
@@ -195,17 +195,17 @@ const floatX* GPT2<floatX>::layer_input(int l) const {
 // GELU's output. With tensor parallelism attproj and fcproj compute parts of sums, which have no bias and residual yet.
 template <class floatX>
 void GPT2<floatX>::layer_forward(int l, int B, int T, int decode_at, bool recomputes) {
-    const int N = B * T, C = config.C, NH = own_heads(layout), HS = config.HS(), own_C = NH * HS, rows = own_rows(N);
+    const int N = B * T, C = config.C, NH = local_heads(layout), HS = config.HS(), own_C = NH * HS, rows = local_rows(N);
     const LayerActivations<floatX>& a = acts.layer[l];
     const floatX* x = layer_input(l);
     floatX* qkv = a.qkv + int64_t(std::max(0, decode_at)) * 3 * own_C;
     const bool divided = is_divided();
     const auto bias = [&](Param p) { return divided ? nullptr : w(p, l); };
-    if (!recomputes) about_to_read(1 + l);  // backward has waited for them
+    if (!recomputes) wait_for_weights(1 + l);  // backward has waited for them
 
     ops::layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, input_amax(qkvw, l), x, w(ln1w, l), w(ln1b, l), rows, C,
                            stream);
-    ops::matmul_forward<floatX>(qkv, no_gelu, no_amax, gather_rows(a.ln1, N), matrix(qkvw, l), w(qkvb, l), no_residual,
+    ops::matmul_forward<floatX>(qkv, no_gelu, no_amax, all_gather_rows(a.ln1, N), matrix(qkvw, l), w(qkvb, l), no_residual,
                                 N, C, 3 * own_C, stream);
     if (decode_at < 0)
         ops::attention_forward(a.att, a.lse, a.qkv, B, T, NH, HS, stream);
@@ -213,17 +213,17 @@ void GPT2<floatX>::layer_forward(int l, int B, int T, int decode_at, bool recomp
         ops::attention_decode(a.att, a.qkv, decode_at + 1, NH, HS, stream);
     ops::matmul_forward<floatX>(divided ? acts.all_rows : a.residual2, no_gelu, no_amax, a.att, matrix(attprojw, l),
                                 bias(attprojb), divided ? nullptr : x, N, own_C, C, stream);
-    if (divided) ops::add_residual(a.residual2, sum_of_ranks(acts.all_rows, N), x, w(attprojb, l), rows, C, stream);
+    if (divided) ops::add_residual(a.residual2, reduced_over_ranks(acts.all_rows, N), x, w(attprojb, l), rows, C, stream);
 
     ops::layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, input_amax(fcw, l), a.residual2, w(ln2w, l), w(ln2b, l), rows,
                            C, stream);
-    ops::matmul_forward<floatX>(a.gelu, a.fc, input_amax(fcprojw, l), gather_rows(a.ln2, N), matrix(fcw, l), w(fcb, l),
+    ops::matmul_forward<floatX>(a.gelu, a.fc, input_amax(fcprojw, l), all_gather_rows(a.ln2, N), matrix(fcw, l), w(fcb, l),
                                 no_residual, N, C, 4 * own_C, stream);
     if (recomputes) return;
     ops::matmul_forward<floatX>(divided ? acts.all_rows : a.residual3, no_gelu, no_amax, a.gelu, matrix(fcprojw, l),
                                 bias(fcprojb), divided ? nullptr : a.residual2, N, 4 * own_C, C, stream);
     if (divided)
-        ops::add_residual(a.residual3, sum_of_ranks(acts.all_rows, N), a.residual2, w(fcprojb, l), rows, C, stream);
+        ops::add_residual(a.residual3, reduced_over_ranks(acts.all_rows, N), a.residual2, w(fcprojb, l), rows, C, stream);
 }
 
 template <class floatX>
@@ -241,11 +241,11 @@ void GPT2<floatX>::forward(const int* tokens, int B, int T, int decode_at) {
               layout.shard.count);
     if (fp8 && decode_at < 0) fill_zero(acts.amax, amax_count(config) * int64_t(sizeof(float)), stream);
     lnf_tokens = B * T;
-    about_to_read(0);
+    wait_for_weights(0);
     embed(tokens, std::max(0, decode_at), B, T);
     for (int l = 0; l < config.L; l++) layer_forward(l, B, T, decode_at, false);
     ops::layernorm_forward(acts.lnf, acts.lnf_mean, acts.lnf_rstd, no_amax, layer_input(config.L), w(lnfw), w(lnfb),
-                           own_rows(B * T), config.C, stream);
+                           local_rows(B * T), config.C, stream);
 }
 
 // Zeroes the gradients that kernels never overwrite and always add to: biases and LayerNorm parameters, which are at
@@ -271,7 +271,7 @@ template <class floatX>
 void GPT2<floatX>::head(const int* targets, int N, bool backward, bool accumulate, float scale) {
     const int C = config.C, Vp = layout.rows(wte), shards = layout.shard.count;
     const VocabShard shard = layout.vocab();
-    const floatX* lnf = gather_rows(acts.lnf, N);
+    const floatX* lnf = all_gather_rows(acts.lnf, N);
     for (int n = 0; n < N; n += logit_rows) {
         const int rows = std::min(logit_rows, N - n);
         const floatX* inp = lnf + int64_t(n) * C;
@@ -308,40 +308,40 @@ void GPT2<floatX>::token_losses(const int* targets, int B, int T) {
 // bias. The input of the first layer is the embeddings, which have no bias. Calls begin(bucket) for the layer below.
 template <class floatX>
 void GPT2<floatX>::layer_backward(int l, int B, int T, bool accumulate, const BucketHook& begin) {
-    const int N = B * T, C = config.C, NH = own_heads(layout), HS = config.HS(), own_C = NH * HS, rows = own_rows(N);
+    const int N = B * T, C = config.C, NH = local_heads(layout), HS = config.HS(), own_C = NH * HS, rows = local_rows(N);
     const LayerActivations<floatX>& a = acts.layer[l];
     const bool last = l + 1 == config.L;  // the last layer's activations are still in the shared memory
-    about_to_read(1 + l);
+    wait_for_weights(1 + l);
     if (recompute == Recompute::layer && !last) layer_forward(l, B, T, -1, true);
     if (recompute == Recompute::gelu && !last) ops::gelu_forward(a.gelu, a.fc, int64_t(N) * 4 * own_C, stream);
     // The gradient of a weight that the ranks divide by rows is computed while they sum the gradient of its input.
     const bool divided = is_divided();
     const auto unless_divided = [&](float* gradient) { return divided ? nullptr : gradient; };
 
-    ops::matmul_backward<floatX>(acts.dlarge, gradient_amax(fcw, l), g(fcprojw, l), no_dbias, gather_rows(acts.dx, N),
+    ops::matmul_backward<floatX>(acts.dlarge, gradient_amax(fcw, l), g(fcprojw, l), no_dbias, all_gather_rows(acts.dx, N),
                                  a.gelu, matrix(fcprojw, l), a.fc, N, 4 * own_C, C, accumulate, stream);
-    const floatX* inp = gather_rows(a.ln2, N);
+    const floatX* inp = all_gather_rows(a.ln2, N);
     ops::matmul_backward<floatX>(acts.dtmp, no_amax, unless_divided(g(fcw, l)), unless_divided(g(fcb, l)), acts.dlarge,
                                  inp, matrix(fcw, l), no_gelu, N, C, 4 * own_C, accumulate, stream);
-    int64_t sum = begin_sum(acts.dtmp, N);
+    int64_t sum = start_reduce(acts.dtmp, N);
     if (divided)
         ops::matmul_backward<floatX>(nullptr, no_amax, g(fcw, l), g(fcb, l), acts.dlarge, inp, matrix(fcw, l), no_gelu,
                                      N, C, 4 * own_C, accumulate, stream);
     ops::layernorm_backward(acts.dx, g(ln2w, l), g(ln2b, l), g(attprojb, l), gradient_amax(attprojw, l),
-                            end_sum(sum, acts.dtmp, N), a.residual2, w(ln2w, l), a.ln2_mean, a.ln2_rstd, acts.dx, rows,
+                            finish_reduce(sum, acts.dtmp, N), a.residual2, w(ln2w, l), a.ln2_mean, a.ln2_rstd, acts.dx, rows,
                             C, stream);
 
-    ops::matmul_backward<floatX>(acts.dtmp, no_amax, g(attprojw, l), no_dbias, gather_rows(acts.dx, N), a.att,
+    ops::matmul_backward<floatX>(acts.dtmp, no_amax, g(attprojw, l), no_dbias, all_gather_rows(acts.dx, N), a.att,
                                  matrix(attprojw, l), no_gelu, N, own_C, C, accumulate, stream);
     ops::attention_backward(acts.dlarge, acts.dtmp, a.att, a.lse, a.qkv, B, T, NH, HS, stream);
-    inp = gather_rows(a.ln1, N);
+    inp = all_gather_rows(a.ln1, N);
     ops::matmul_backward<floatX>(acts.dtmp, no_amax, unless_divided(g(qkvw, l)), unless_divided(g(qkvb, l)),
                                  acts.dlarge, inp, matrix(qkvw, l), no_gelu, N, C, 3 * own_C, accumulate, stream);
-    sum = begin_sum(acts.dtmp, N);
+    sum = start_reduce(acts.dtmp, N);
     if (divided)
         ops::matmul_backward<floatX>(nullptr, no_amax, g(qkvw, l), g(qkvb, l), acts.dlarge, inp, matrix(qkvw, l),
                                      no_gelu, N, C, 3 * own_C, accumulate, stream);
-    const floatX* dln1 = end_sum(sum, acts.dtmp, N);
+    const floatX* dln1 = finish_reduce(sum, acts.dtmp, N);
     if (l > 0) begin(l);
     ops::layernorm_backward(acts.dx, g(ln1w, l), g(ln1b, l), l > 0 ? g(fcprojb, l - 1) : no_dbias,
                             l > 0 ? gradient_amax(fcprojw, l - 1) : no_amax, dln1, layer_input(l), w(ln1w, l),
@@ -350,7 +350,7 @@ void GPT2<floatX>::layer_backward(int l, int B, int T, bool accumulate, const Bu
 
 template <class floatX>
 void GPT2<floatX>::embeddings_backward(const int* tokens, int B, int T) {
-    ops::embedding_backward(g(wte), g(wpe), gather_rows(acts.dx, B * T), tokens, B, T, config.C, layout.vocab(),
+    ops::embedding_backward(g(wte), g(wpe), all_gather_rows(acts.dx, B * T), tokens, B, T, config.C, layout.vocab(),
                             stream);
 }
 
@@ -369,10 +369,10 @@ void GPT2<floatX>::backward(const int* tokens, const int* targets, int B, int T,
     const int N = B * T, last = config.L - 1;
     head(targets, N, true, micro_step > 0, scale / float(N));
     ops::accumulate_loss(acts.loss, acts.losses, N, scale / float(N), stream);
-    const floatX* dlnf = sum_of_ranks(acts.dtmp, N);
+    const floatX* dlnf = reduced_over_ranks(acts.dtmp, N);
     ops::layernorm_backward<floatX>(acts.dx, g(lnfw), g(lnfb), g(fcprojb, last), gradient_amax(fcprojw, last), dlnf,
                                     layer_input(config.L), w(lnfw), acts.lnf_mean, acts.lnf_rstd, no_residual,
-                                    own_rows(N), config.C, stream);
+                                    local_rows(N), config.C, stream);
     for (int l = last; l >= 0; l--) {
         layer_backward(l, B, T, micro_step > 0, begin);
         if (after) after(1 + l);

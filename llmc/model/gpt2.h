@@ -40,7 +40,7 @@ struct GPT2 {
     std::string attention;  // attention backend, for the startup log; empty on the CPU
     // Called before forward, backward or decode reads a bucket's weights. All reads of the previous layer's weights are
     // queued by then. Null: the weights are complete.
-    BucketHook before_read;
+    BucketHook on_wait_for_weights;
 
     // Weights are zero until set_param sets them.
     GPT2(const GPT2Config& config, Purpose purpose, int B, int T, MemoryOptions options = {});
@@ -83,16 +83,16 @@ struct GPT2 {
 
     bool is_divided() const { return layout.shard.count > 1; }
     bool divides_rows(int N) const { return sequence_parallel && N > 1; }
-    int own_rows(int N) const { return divides_rows(N) ? N / layout.shard.count : N; }
+    int local_rows(int N) const { return divides_rows(N) ? N / layout.shard.count : N; }
     void gather(void* x, int64_t bytes);
-    const floatX* gather_rows(const floatX* x, int N);
-    int64_t begin_sum(floatX* parts, int N);
-    const floatX* end_sum(int64_t ticket, const floatX* parts, int N);
-    const floatX* sum_of_ranks(floatX* parts, int N);
+    const floatX* all_gather_rows(const floatX* x, int N);
+    int64_t start_reduce(floatX* parts, int N);
+    const floatX* finish_reduce(int64_t ticket, const floatX* parts, int N);
+    const floatX* reduced_over_ranks(floatX* parts, int N);
     void embed(const int* tokens, int first_position, int B, int T);
     void head(const int* targets, int N, bool backward, bool accumulate, float scale);
 
-    void about_to_read(int bucket);
+    void wait_for_weights(int bucket);
     std::byte* packed_copy(Param p, int l);
     float* input_amax(Param weight, int l);
     float* gradient_amax(Param weight, int l);

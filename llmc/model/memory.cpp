@@ -127,7 +127,7 @@ int count_packed_layers(const GPT2Config& config, MemoryOptions options) {
 
 template <class floatX>
 int64_t scratch_of(const ParamLayout& layout, int B, int T) {
-    return ops::scratch_bytes<floatX>(B, T, layout.config.C, own_heads(layout), layout.rows(wte));
+    return ops::scratch_bytes<floatX>(B, T, layout.config.C, local_heads(layout), layout.rows(wte));
 }
 
 int64_t fp8_workspace_bytes(const ParamLayout& layout, int N, bool fp8) {

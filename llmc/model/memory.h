@@ -40,7 +40,7 @@ struct MemoryOptions {
     Recompute recompute = Recompute::none;
     int logit_chunks = 0;          // chunks in which the logits are computed; 0: the backend chooses
     bool master_weights = true;    // fp32 copies of bf16 weights, in the optimizer
-    int virtual_ranks = 1;         // number in the whole run (GradientSum); each bucket is padded to divide evenly
+    int virtual_ranks = 1;         // number in the whole run (GradReducer); each bucket is padded to divide evenly
     int shards = 1;                // ranks that share the optimizer's state (ZeRO-1); divides virtual_ranks
     bool shard_gradients = false;  // ZeRO-2: a rank keeps its shard of the gradients, and two layers' while it computes
     bool shard_weights = false;    // ZeRO-3: a rank keeps its shard of the weights, and two layers' while it computes
@@ -125,7 +125,7 @@ inline constexpr Param layer_matrices[] = {qkvw, attprojw, fcw, fcprojw};
 // Elements of acts.amax.
 inline int64_t amax_count(const GPT2Config& config) { return config.L * int64_t(std::size(layer_matrices)) * 2; }
 
-inline int own_heads(const ParamLayout& layout) { return layout.config.NH / layout.shard.count; }
+inline int local_heads(const ParamLayout& layout) { return layout.config.NH / layout.shard.count; }
 
 int choose_logit_rows(int B, int T, int logit_chunks);
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "parallel/gradients.h"
+#include "train/gradients.h"
 
 // Outlier detection by z-score over the last 128 steps, as in llm.c (--on-nan, --spike-z). The device skips the update
 // of a step whose loss or norm is not finite or exceeds the limits. The limits of step s follow from the steps up to

@@ -12,7 +12,7 @@ static const Groups& single_rank() {
     return groups;
 }
 
-constexpr int64_t PIECE = 1 << 20;  // elements of a tensor that a tensor-parallel rank sends at a time
+constexpr int64_t CHUNK = 1 << 20;  // elements of a tensor that a tensor-parallel rank sends at a time
 
 template <class floatX>
 static int64_t master_elements(const ParamLayout& layout, MemoryOptions options) {
@@ -38,8 +38,8 @@ Optimizer<floatX>::Optimizer(GPT2<floatX>& model, OptimizerConfig config, Memory
       m(model.layout.total / options.shards, "the optimizer's moments (--zero)"),
       v(model.layout.total / options.shards, "the optimizer's moments (--zero)"),
       stats(2, "gradient norm"),
-      piece(options.tensor.count > 1 ? PIECE : 0, "a tensor of another tensor-parallel rank") {
-    if (options.shards > 1) model.before_read = [this](int bucket) { weights.wait(bucket); };
+      chunk(options.tensor.count > 1 ? CHUNK : 0, "a tensor of another tensor-parallel rank") {
+    if (options.shards > 1) model.on_wait_for_weights = [this](int bucket) { weights.wait(bucket); };
 }
 
 template <class floatX>
@@ -52,7 +52,7 @@ std::vector<MemoryItem> optimizer_memory(const GPT2Config& config, MemoryOptions
         {"shard of weights", options.shard_weights ? layout.total / options.shards * int64_t(sizeof(floatX)) : 0},
         {"shard of gradients", options.shard_gradients ? layout.total / options.shards * size : 0},
         {"partial sums", gradient_sum_bytes(layout, options.virtual_ranks, data_parallel, options.sequence_parallel)},
-        {"received tensor", options.tensor.count > 1 ? PIECE * size : 0},
+        {"received tensor", options.tensor.count > 1 ? CHUNK * size : 0},
         {"gradients in bf16", options.bf16_gradients ? largest_bucket(layout) * int64_t(sizeof(bf16)) : 0}};
 }
 
@@ -92,7 +92,7 @@ template <class floatX>
 void Optimizer<floatX>::weights_loaded() {
     for (int b = 0; b < model.layout.num_buckets(); b++) {
         if (weights.sharded())
-            weights.changed(b);
+            weights.shard_updated(b);
         else
             model.pack_bucket(b);  // every rank has loaded the whole bucket
     }
@@ -119,7 +119,7 @@ const float* Optimizer<floatX>::gather_state(const float* from, Param p, int l) 
     return whole;
 }
 
-// Each tensor-parallel rank in turn sends its shard to the others, piece by piece.
+// Each tensor-parallel rank in turn sends its shard to the others, chunk by piece.
 template <class floatX>
 void Optimizer<floatX>::get_state(float* values, Slot slot, Param p, int l) {
     ParamLayout layout = model.layout;
@@ -130,12 +130,12 @@ void Optimizer<floatX>::get_state(float* values, Slot slot, Param p, int l) {
     get_shard(own.data(), slot, p, l);
     if (values) std::fill(values, values + whole.size(p), 0.0f);
     for (layout.shard.index = 0; layout.shard.index < layout.shard.count; layout.shard.index++) {
-        for (int64_t at = 0; at < size; at += PIECE) {
-            const int64_t bytes = std::min(PIECE, size - at) * int64_t(sizeof(float));
+        for (int64_t at = 0; at < size; at += CHUNK) {
+            const int64_t bytes = std::min(CHUNK, size - at) * int64_t(sizeof(float));
             if (layout.shard.index == comm.shard_index)
-                copy_to_device(piece.data, own.data() + at, bytes, model.stream);
-            comm.wait(comm.broadcast(piece.data, bytes, layout.shard.index, model.stream), model.stream);
-            if (values) copy_to_host(shard.data() + at, piece.data, bytes, model.stream);
+                copy_to_device(chunk.data, own.data() + at, bytes, model.stream);
+            comm.wait(comm.broadcast(chunk.data, bytes, layout.shard.index, model.stream), model.stream);
+            if (values) copy_to_host(shard.data() + at, chunk.data, bytes, model.stream);
             wait_for_stream(model.stream);
         }
         if (values) put_shard(values, shard.data(), layout, p);
@@ -178,15 +178,15 @@ void Optimizer<floatX>::clip(float max_norm, RankStatus status, StepLimits limit
     const ProfileRange range("clip");
     gradients.finish(status);
     if (config.skip_nan) fill_zero(stats.data, stats.bytes(), model.stream);  // clip_factor keeps a NaN
-    ops::clip_factor(stats.data, stats.data + 1, gradients.squares(), gradients.step_loss(), max_norm, limits,
+    ops::clip_factor(stats.data, stats.data + 1, gradients.grad_norm_squared(), gradients.step_loss(), max_norm, limits,
                      model.stream);
 }
 
 // Updates the shard, in place.
 template <class floatX>
 void Optimizer<floatX>::update(int b, const Shard& shard, float lr, int step) {
-    ops::adamw(weights.own(b), master.data ? master.data + shard.at : nullptr, m.data + shard.at, v.data + shard.at,
-               gradients.summed(b, shard.begin), factor(), shard.begin, shard.count, model.layout.decay_pattern(),
+    ops::adamw(weights.local_shard(b), master.data ? master.data + shard.at : nullptr, m.data + shard.at, v.data + shard.at,
+               gradients.reduced_grads(b, shard.begin), factor(), shard.begin, shard.count, model.layout.decay_pattern(),
                config.adamw, lr, step, model.stream);
 }
 
@@ -201,7 +201,7 @@ void Optimizer<floatX>::step(float lr, int step) {
     }
     for (int b = 0; b < buckets; b++) {
         update(b, shard_of(b, weights.shard_index), lr, step);
-        weights.changed(b);
+        weights.shard_updated(b);
     }
 }
 

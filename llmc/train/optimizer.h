@@ -11,8 +11,8 @@
 #include "checkpoint/hf.h"
 #include "model/gpt2.h"
 #include "model/params.h"
-#include "parallel/gradients.h"
-#include "parallel/weight_gather.h"
+#include "train/gradients.h"
+#include "train/weight_gather.h"
 
 struct OptimizerConfig {
     AdamWConfig adamw = {};
@@ -25,10 +25,10 @@ inline const std::vector<std::string> STATE_NAMES = {"m", "v"};
 template <class floatX>
 struct Optimizer {
     GPT2<floatX>& model;
-    ParamLayout whole;  // of the tensors that set_state and get_state copy: not divided by tensor parallelism
+    ParamLayout full_layout;  // of the tensors that set_state and get_state copy: not divided by tensor parallelism
     OptimizerConfig config;
-    GradientSum gradients;
-    WeightGather<floatX> weights;  // the model waits for it before it reads weights
+    GradReducer gradients;
+    ParamGather<floatX> weights;  // the model waits for it before it reads weights
     DeviceBuffer<float> master;    // (layout.total / shards); empty if there are no separate master weights
     DeviceBuffer<float> m, v;      // (layout.total / shards): means of the gradients and of their squares
     DeviceBuffer<float> stats;     // norm, factor
@@ -73,7 +73,7 @@ struct Optimizer {
     void update(int b, const Shard& shard, float lr, int step);
     const float* gather_state(const float* from, Param p, int l);
     void get_shard(float* values, Slot slot, Param p, int l);
-    DeviceBuffer<float> piece;  // of a tensor, from one tensor-parallel rank to the others
+    DeviceBuffer<float> chunk;  // of a tensor, from one tensor-parallel rank to the others
     DeviceBuffer<float>& buffer(Slot slot) { return slot == WEIGHTS ? master : slot == 1 ? m : v; }
 };
 

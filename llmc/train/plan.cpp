@@ -153,7 +153,7 @@ static int64_t activations_sent(Dtype dtype, const GPT2Config& config, const Opt
 }
 
 SentBytes sent_bytes(Dtype dtype, const GPT2Config& config, const Options& o, const BatchPlan& batch) {
-    const int n = batch.world_size, virtual_ranks = std::max(o.virtual_ranks, n), own_virtual_ranks = virtual_ranks / n;
+    const int n = batch.world_size, virtual_ranks = std::max(o.virtual_ranks, n), local_virtual_ranks = virtual_ranks / n;
     const ParamLayout layout(config, virtual_ranks, {0, o.tensor_parallel});
     const int64_t gradient = o.grad_dtype == "bf16" ? 2 : 4;
     const int64_t gathered = o.zero == 0 ? gradient : dtype == Dtype::fp32 ? 4 : 2;
@@ -162,16 +162,16 @@ SentBytes sent_bytes(Dtype dtype, const GPT2Config& config, const Options& o, co
     const int64_t gradients = one_pass(layout.total * gradient, n);
     const int64_t in_micro_step = 2 * one_pass(in_pass * gathered, n) + activations_sent(dtype, config, o, batch);
     // With ZeRO-2 every micro-step sums the gradients, but a rank adds up its virtual ranks first.
-    const int64_t sums = o.zero >= 2 ? batch.grad_accum_steps / own_virtual_ranks : 1;
+    const int64_t sums = o.zero >= 2 ? batch.grad_accum_steps / local_virtual_ranks : 1;
     const int ranks = n * o.tensor_parallel;
     int64_t per_step = one_pass((layout.total - in_pass) * gathered, n) +
                        2 * one_pass(step_stats_bytes(layout, virtual_ranks, ranks), ranks) + sums * gradients +
                        batch.grad_accum_steps * in_micro_step;
     // Gradients that are sums over a rank's rows are summed before them.
     if (o.sequence_parallel)
-        per_step += 2 * (o.zero >= 2 ? batch.grad_accum_steps : own_virtual_ranks) *
+        per_step += 2 * (o.zero >= 2 ? batch.grad_accum_steps : local_virtual_ranks) *
                     one_pass(row_sums_bytes(layout), o.tensor_parallel);
-    return {per_step, in_micro_step + (o.zero >= 2 ? gradients / own_virtual_ranks : 0)};
+    return {per_step, in_micro_step + (o.zero >= 2 ? gradients / local_virtual_ranks : 0)};
 }
 
 // ---- time
@@ -321,7 +321,7 @@ static std::string describe_sent(Dtype dtype, const GPT2Config& config, const Op
            part;
 }
 
-std::vector<Row> plan_table(Dtype dtype, const Options& o, const RunSource& source, const BatchPlan& batch,
+std::vector<Row> plan_table(Dtype dtype, const Options& o, const RunStart& source, const BatchPlan& batch,
                             const DeviceInfo& device, int64_t available, const Corpus* data) {
     const std::string start = !source.resume.empty()    ? "resumed from " + source.resume
                               : !source.weights.empty() ? "weights of " + source.weights

@@ -11,7 +11,7 @@
 
 struct Corpus;
 struct Options;
-struct RunSource;
+struct RunStart;
 
 // Micro-batches of B sequences of T tokens on each of world_size data-parallel ranks, grad_accum_steps of them in a
 // step. Tensor-parallel ranks count as one: they compute the same micro-batch.
@@ -83,7 +83,7 @@ std::optional<MeasuredStep> measure_step(Dtype dtype, const GPT2Config& config, 
 std::string describe_model(const GPT2Config& config);  // "12 layers, ..."
 // Returns the table rows common to `train` and `plan`. available: free bytes of each rank's device; 0: unknown. data:
 // the training data; null: unknown. The schedule is left out while --steps is 0.
-std::vector<Row> plan_table(Dtype dtype, const Options& options, const RunSource& source, const BatchPlan& batch,
+std::vector<Row> plan_table(Dtype dtype, const Options& options, const RunStart& source, const BatchPlan& batch,
                             const DeviceInfo& device, int64_t available, const Corpus* data);
 // The FLOP/s that MFU is a fraction of: the device's peak in bf16 or in fp32; 0: unknown.
 double peak_flops(const DeviceInfo& device, Dtype dtype);

@@ -76,7 +76,7 @@ void resolve_micro_batch(Options& o, Dtype dtype, const GPT2Config& config, int 
 
 static void resolve_batch(Run& run, int local_ranks) {
     Options& o = run.options;
-    const RunSource& start = run.start;
+    const RunStart& start = run.start;
     const int T = o.seq_len ? o.seq_len : start.config.max_T, dp = run.groups.dp.world_size;
     check_tensor_parallel(o, start.config, T, run.groups.world.world_size);
     resolve_micro_batch(o, run.dtype, start.config, T, run.groups, dp, local_ranks);
@@ -128,7 +128,7 @@ static std::vector<Json> compare(Comm& comm, const Options& o, Json own) {
     return ranks;
 }
 
-void compare_ranks(Comm& comm, const Options& o, const RunSource& source, const Corpus* data) {
+void compare_ranks(Comm& comm, const Options& o, const RunStart& source, const Corpus* data) {
     compare(comm, o,
             {{"program", describe_program()},
              {"weights", source.weights},

@@ -25,7 +25,7 @@ struct Run {
     Options options;  // automatic values are resolved: --micro-batch auto, --steps 0
     Dtype dtype;      // of weights and activations
     Groups groups;    // world, data-parallel and tensor-parallel ranks
-    RunSource start;
+    RunStart start;
     BatchPlan batch;  // B, T, micro-steps per step, tokens per step
     Schedule schedule;
     RunData data;
@@ -50,7 +50,7 @@ void check_tokens_at_once(int B, int T);
 void check_tensor_parallel(const Options& options, const GPT2Config& config, int T, int world_size);
 void check_virtual_ranks(const Options& options, const BatchPlan& batch);
 // Refuses ranks of generate and eval that differ in options, weights or data. data: null without data.
-void compare_ranks(Comm& comm, const Options& options, const RunSource& source, const Corpus* data);
+void compare_ranks(Comm& comm, const Options& options, const RunStart& source, const Corpus* data);
 
 // Compares the rank_infos, one JSON object of strings per rank, but not their fields in `may_differ`. If they differ,
 // every rank fails (EXIT_USAGE) with a message that names the first rank that differs from rank 0, and the field.

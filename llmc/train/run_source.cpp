@@ -39,14 +39,14 @@ static bool has_tokenizer(const std::string& dir) {
     return false;
 }
 
-static void find_tokenizer(RunSource& source, const Options& o) {
+static void find_tokenizer(RunStart& source, const Options& o) {
     source.tokenizer_path = o.tokenizer;
     for (const std::string& dir : {source.weights, o.train_data.empty() ? "" : parent_directory(o.train_data)})
         if (source.tokenizer_path.empty() && !dir.empty() && has_tokenizer(dir)) source.tokenizer_path = dir;
     if (!source.tokenizer_path.empty()) source.tokenizer = load_tokenizer(source.tokenizer_path);
 }
 
-static void check_model(const RunSource& source, const Options& o) {
+static void check_model(const RunStart& source, const Options& o) {
     const GPT2Config& config = source.config;
     check_config(config);
     ENSURE(o.seq_len <= config.max_T,
@@ -66,7 +66,7 @@ static std::string shape(const GPT2Config& c) {
 }
 
 // Refuses options whose shape differs from that of the resumed checkpoint.
-static void check_shape(const RunSource& source, const Options& o) {
+static void check_shape(const RunStart& source, const Options& o) {
     if (o.default_model || (o.model.empty() && o.layers == 0)) return;
     Options asked = o;
     if (asked.vocab_size == 0) asked.vocab_size = source.config.V;
@@ -83,7 +83,7 @@ static bool is_same_path(const std::string& a, const std::string& b) {
 
 // Refuses an --init or a --seq-len that differs from that of the run. The same command line may start a run and resume
 // it, so an --init that the run was started with is accepted.
-static void check_resumed(const RunSource& source, const Options& o) try {
+static void check_resumed(const RunStart& source, const Options& o) try {
     check_shape(source, o);
     const nlohmann::json before = parse_json(read_trainer_state(source.resume).options, "the options in trainer.json");
     ENSURE(o.init.empty() || o.default_model || is_same_path(before.value("init", ""), o.init),
@@ -101,8 +101,8 @@ static void check_resumed(const RunSource& source, const Options& o) try {
          source.resume.c_str());
 }
 
-RunSource find_training_start(const Options& o, const Comm& comm) {
-    RunSource source;
+RunStart find_training_start(const Options& o, const Comm& comm) {
+    RunStart source;
     ENSURE(o.output.empty() || !holds_model(o.output),
            "--output %s already holds a model (config.json and model.safetensors); give another directory, such as "
            "--output %s/run, or move that model elsewhere",
@@ -128,8 +128,8 @@ RunSource find_training_start(const Options& o, const Comm& comm) {
     return source;
 }
 
-RunSource find_trained_model(const Options& o, bool need_tokenizer, const Comm& comm) {
-    RunSource source;
+RunStart find_trained_model(const Options& o, bool need_tokenizer, const Comm& comm) {
+    RunStart source;
     source.weights = resolve_init(o.init, source.notes, comm);
     source.config = read_hf_config(source.weights).model;
     if (need_tokenizer) {

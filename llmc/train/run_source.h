@@ -10,7 +10,7 @@
 #include "train/options.h"
 
 // Where a command starts: the shape of its model, its weights and its tokenizer.
-struct RunSource {
+struct RunStart {
     GPT2Config config;
     int end_of_text = 50256;  // token id, from config.json beside the weights
     std::string weights;      // Hugging Face directory or checkpoint; empty: initialized from the seed
@@ -22,7 +22,7 @@ struct RunSource {
 
 // For train and plan: --resume, else --init, else the shape that the options ask for. The tokenizer is --tokenizer, or
 // the one in the directory of the weights, or the one in the directory of the training data.
-RunSource find_training_start(const Options& options, const Comm& comm);
+RunStart find_training_start(const Options& options, const Comm& comm);
 // For generate and eval: --init is a Hugging Face directory, a checkpoint, or a run's output directory, of which the
 // newest checkpoint is used. need_tokenizer: refuses a model without a tokenizer.
-RunSource find_trained_model(const Options& options, bool need_tokenizer, const Comm& comm);
+RunStart find_trained_model(const Options& options, bool need_tokenizer, const Comm& comm);

@@ -180,7 +180,7 @@ template <class floatX>
 SaveResult Saver<floatX>::save_now() {
     const ParamLayout& layout = optimizer.whole;
     int64_t reads = 0, number = 0;
-    const TensorReader read = [&](float* host, Slot slot, Param p, int l) {
+    const TensorSource read = [&](float* host, Slot slot, Param p, int l) {
         run.groups.world.reached("saving of a tensor", reads++);
         optimizer.get_state(host, slot, p, l);
     };

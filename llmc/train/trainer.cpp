@@ -19,7 +19,7 @@ static Comm single_rank;
 // not matter.
 template <class floatX>
 static void time_micro_step(GPT2<floatX>& model) {
-    const BucketHook before_read = std::exchange(model.before_read, nullptr);
+    const BucketHook on_wait_for_weights = std::exchange(model.on_wait_for_weights, nullptr);
     Comm* const tensor_ranks = std::exchange(model.tensor_ranks, &single_rank);
     const DeviceBuffer<int> tokens = random_tokens(int64_t(model.B) * model.T + 1, model.config.V, model.stream);
     device_time_algorithms(true);
@@ -28,7 +28,7 @@ static void time_micro_step(GPT2<floatX>& model) {
     model.backward(tokens.data, tokens.data + 1, model.B, model.T, 0, 1.0f);
     wait_for_stream(model.stream);
     device_time_algorithms(false);
-    model.before_read = before_read;
+    model.on_wait_for_weights = on_wait_for_weights;
     model.tensor_ranks = tensor_ranks;
 }
 
@@ -99,7 +99,7 @@ Trainer<floatX>::Trainer(const Run& run, Log& log)
     outliers.z = o.spike_z;
     load_state();
     if (o.autotune == "on" && state.step < o.steps) {
-        optimizer.weights.finish();  // rank 0 reads them in there, without before_read
+        optimizer.weights.finish();  // rank 0 reads them in there, without on_wait_for_weights
         choose_algorithms(model, run, log);
     }
     if (state.step > 0) loader.seek(state.position);
@@ -111,7 +111,7 @@ Trainer<floatX>::Trainer(const Run& run, Log& log)
 
 template <class floatX>
 void Trainer<floatX>::load_state() {
-    const RunSource& start = run.start;
+    const RunStart& start = run.start;
     const TensorWriter write = [&](const float* host, Slot slot, Param p, int l) {
         run.groups.world.reached("loading of a tensor");
         optimizer.set_state(slot, p, l, host);
@@ -144,7 +144,7 @@ template <class floatX>
 MicroStep Trainer<floatX>::micro_step(int n) {
     run.groups.world.reached("micro-step", n);
     log.working("micro-step", n, run.batch.grad_accum_steps);
-    const int virtual_ranks = optimizer.gradients.own_virtual_ranks(),
+    const int virtual_ranks = optimizer.gradients.local_virtual_ranks(),
               each = run.batch.grad_accum_steps / virtual_ranks;
     if (model.shard_gradients) return {n % virtual_ranks, 0, true};
     return {n / each, n % each, n % each + 1 == each};

@@ -260,9 +260,9 @@ struct Training {
 
     // The micro-batches of this rank, as train_step in train_gpt2.cu computes them.
     void accumulate(int step) {
-        GradientSum& gradients = optimizer.gradients;
+        GradReducer& gradients = optimizer.gradients;
         const int dp = groups.dp.world_size, accum = shape.micro_batches() / dp;
-        const int own = gradients.own_virtual_ranks(), micro_steps = accum / own;
+        const int own = gradients.local_virtual_ranks(), micro_steps = accum / own;
         const bool in_turns = model.shard_gradients;
         gradients.begin_step();
         for (int number = 0; number < accum; number++) {
@@ -498,8 +498,8 @@ static void check_init(Failures& failures, Training<floatX>& training) {
 template <class floatX>
 static void check_gradients(Failures& failures, Training<floatX>& training, Reference& reference) {
     const ParamLayout &layout = training.model.layout, &whole = reference.results.whole;
-    const GradientSum& gradients = training.optimizer.gradients;
-    const int shards = gradients.division.shards;
+    const GradReducer& gradients = training.optimizer.gradients;
+    const int shards = gradients.sharding.shards;
     std::vector<float> want(size_t(layout.total));
     std::vector<bool> is_parameter(size_t(layout.total));
     for_each_tensor(layout, [&](Param p, int l) {
@@ -513,7 +513,7 @@ static void check_gradients(Failures& failures, Training<floatX>& training, Refe
         const Bucket bucket = layout.bucket(b);
         const int64_t count = (bucket.end - bucket.begin) / shards;
         const int64_t first = bucket.begin + (shards > 1 ? gradients.comm.shard_index : 0) * count;
-        const float* got = gradients.summed(b, first);
+        const float* got = gradients.reduced_grads(b, first);
         for (const Tensor& tensor : tensors_of(layout)) {
             const int64_t begin = std::max(first, tensor.begin);
             const int64_t end = std::min(first + count, tensor.begin + tensor.count);

@@ -61,7 +61,7 @@ struct Training {
     void micro_step(uint64_t batch, int index, int v, bool last) {
         const auto tokens = random_token_list(B * T, config.V, 2 * batch),
                    targets = random_token_list(B * T, config.V, 2 * batch + 1);
-        GradientSum& gradients = optimizer.gradients;
+        GradReducer& gradients = optimizer.gradients;
         model.forward(tokens.data(), B, T);
         model.backward(
             tokens.data(), targets.data(), B, T, index, 1.0f / (VIRTUAL_RANKS * MICRO_STEPS),
@@ -73,8 +73,8 @@ struct Training {
 
     // A step as in train_gpt2.cu.
     void step(int number) {
-        GradientSum& gradients = optimizer.gradients;
-        const int own = gradients.own_virtual_ranks();
+        GradReducer& gradients = optimizer.gradients;
+        const int own = gradients.local_virtual_ranks();
         const bool in_turns = model.shard_gradients;
         gradients.begin_step();
         for (int i = 0; i < own * MICRO_STEPS; i++) {

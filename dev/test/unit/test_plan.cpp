@@ -249,7 +249,7 @@ static Options training_options() { return parse_options(int(std::size(arguments
 // Returns the value of a row of the table; "" without the row.
 static std::string row(Dtype dtype, const Options& options, const std::string& label, int64_t available = 0,
                        const Corpus* data = nullptr) {
-    RunSource source = {};
+    RunStart source = {};
     source.config = model_config(options);
     for (const Row& r : plan_table(dtype, options, source, plan_batch(2, 8, 0, 1), fake_device, available, data))
         if (r.first == label) return r.second;

@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "parallel/comm.h"
-#include "parallel/gradients.h"
+#include "train/gradients.h"
 #include "support/refusal.h"
 #include "train/run.h"
 
@@ -32,20 +32,20 @@ static Summed sum_virtual_ranks(int virtual_ranks) {
     const BucketBuffer<float> grads(layout, small.L, "gradients");
     float loss = 0.0f;
     Stream stream = nullptr;
-    GradientSum sum(alone, layout, {.virtual_ranks = virtual_ranks}, grads, &loss, &stream);
-    CHECK(sum.own_virtual_ranks() == virtual_ranks);
+    GradReducer sum(alone, layout, {.virtual_ranks = virtual_ranks}, grads, &loss, &stream);
+    CHECK(sum.local_virtual_ranks() == virtual_ranks);
     CHECK(sum.needs_reduction() == (virtual_ranks > 1));
     CHECK(sum.subtree_sums.size() == size_t(std::bit_width(unsigned(virtual_ranks)) - 1));
     sum.begin_step();
     for (int v = 0; v < virtual_ranks; v++) {
         const std::vector<float> own = leaf(layout, v);
-        std::copy(own.begin(), own.end(), grads.memory.data);  // where GradientSum reads them
+        std::copy(own.begin(), own.end(), grads.memory.data);  // where GradReducer reads them
         loss = 0.5f + float(v);
         for (int b = layout.num_buckets() - 1; b >= 0; b--) sum.reduce_bucket(b, v);
         sum.virtual_rank_done(v);
     }
     sum.finish({});
-    return {{grads.memory.data, grads.memory.data + layout.total}, *sum.step_loss(), *sum.squares()};
+    return {{grads.memory.data, grads.memory.data + layout.total}, *sum.step_loss(), *sum.grad_norm_squared()};
 }
 
 // The same sum by its definition, a balanced tree in which neighbours are added first.
@@ -88,7 +88,7 @@ TEST_CASE("a number of virtual ranks that is not a multiple of the ranks is an i
     const BucketBuffer<float> grads(layout, small.L, "gradients");
     float loss = 0.0f;
     Stream stream = nullptr;
-    CHECK(refusal([&] { GradientSum(of_two, layout, {.virtual_ranks = 3}, grads, &loss, &stream); }) ==
+    CHECK(refusal([&] { GradReducer(of_two, layout, {.virtual_ranks = 3}, grads, &loss, &stream); }) ==
           "1 internal error: 3 virtual ranks are not a multiple of 2 ranks; please report it");
 }
 
@@ -101,7 +101,7 @@ TEST_CASE("NaN in one virtual rank reaches the sum of squares") {
     std::fill_n(values, layout.total, 1.0f);
     float loss = 1.0f;
     Stream stream = nullptr;
-    GradientSum sum(alone, layout, {.virtual_ranks = 2}, grads, &loss, &stream);
+    GradReducer sum(alone, layout, {.virtual_ranks = 2}, grads, &loss, &stream);
     sum.begin_step();
     for (int v = 0; v < 2; v++) {
         if (v == 0) values[layout.bucket(2).begin + 5] = NAN;
@@ -110,7 +110,7 @@ TEST_CASE("NaN in one virtual rank reaches the sum of squares") {
         if (v == 0) std::fill_n(values, layout.total, 1.0f);
     }
     sum.finish({});
-    CHECK(std::isnan(*sum.squares()));
+    CHECK(std::isnan(*sum.grad_norm_squared()));
 }
 
 TEST_CASE("each bucket divides into equal shards for any number of ranks") {

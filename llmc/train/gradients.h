@@ -27,7 +27,7 @@ struct RankStatus {
 static_assert(sizeof(RankStatus) == 2 * sizeof(float), "an all-reduce of floats gathers the statuses");
 
 // How a step is divided among ranks.
-struct Division {
+struct GradSharding {
     int virtual_ranks = 1;         // number over all ranks (--deterministic-ranks); a multiple of world_size
     int shards = 1;                // world_size with ZeRO-1 and ZeRO-2: each rank gets only its shard of every bucket
     bool shard_gradients = false;  // ZeRO-2
@@ -35,24 +35,24 @@ struct Division {
     GradDtype grad_dtype = GradDtype::fp32;
 };
 
-struct GradientSum {
+struct GradReducer {
     Comm& comm;  // of the data-parallel ranks
     Comm &tensor_comm, &world;
-    const ParamLayout& layout;  // made with division.virtual_ranks
-    Division division;
+    const ParamLayout& layout;  // made with sharding.virtual_ranks
+    GradSharding sharding;
     const BucketBuffer<float>& grads;  // output of backward
     const float* loss;                 // (1), output of backward: the sum over micro-steps, scaled for the whole step
     Stream* stream;                    // the model's stream
 
     // grads, loss and stream belong to the model. Device memory used: gradient_sum_bytes.
-    GradientSum(const Groups& groups, const ParamLayout& layout, Division division, const BucketBuffer<float>& grads,
+    GradReducer(const Groups& groups, const ParamLayout& layout, GradSharding sharding, const BucketBuffer<float>& grads,
                 const float* loss, Stream* stream);
-    GradientSum(const GradientSum&) = delete;
-    ~GradientSum();
+    GradReducer(const GradReducer&) = delete;
+    ~GradReducer();
 
-    int own_virtual_ranks() const { return division.virtual_ranks / comm.world_size; }
+    int local_virtual_ranks() const { return sharding.virtual_ranks / comm.world_size; }
     // Whether reduce_bucket has anything to do.
-    bool needs_reduction() const { return world.world_size > 1 || division.virtual_ranks > 1; }
+    bool needs_reduction() const { return world.world_size > 1 || sharding.virtual_ranks > 1; }
 
     void begin_step();  // called before the first backward of a step
     // Called during the last backward of this rank's v-th virtual rank, with ZeRO-2 during every backward, when the
@@ -67,12 +67,12 @@ struct GradientSum {
 
     // The sums from element `begin` of the flat buffer on, in bucket b. They are complete after finish, in this rank's
     // shard of the bucket.
-    const float* summed(int b, int64_t begin) const;
+    const float* reduced_grads(int b, int64_t begin) const;
 
     const float* step_loss() const { return sums.data; }    // (1) on the device
-    const float* squares() const { return sums.data + 1; }  // (1) on the device
+    const float* grad_norm_squared() const { return sums.data + 1; }  // (1) on the device
     const float* rank_statuses() const {
-        return step_stats.data + (1 + layout.num_buckets()) * division.virtual_ranks;
+        return step_stats.data + (1 + layout.num_buckets()) * sharding.virtual_ranks;
     }  // (world.world_size) of RankStatus, on the device
 
     std::vector<DeviceBuffer<float>> subtree_sums;  // [h]: sum of 2^h virtual ranks, to be added to the next 2^h
@@ -96,11 +96,11 @@ struct GradientSum {
 };
 
 int64_t largest_bucket(const ParamLayout& layout);  // elements
-// Size of GradientSum::step_stats, which the ranks all-reduce in every step.
+// Size of GradReducer::step_stats, which the ranks all-reduce in every step.
 int64_t step_stats_bytes(const ParamLayout& layout, int virtual_ranks, int world_size);
 // What tensor-parallel ranks all-reduce with sequence parallelism, of all buckets together.
 int64_t row_sums_bytes(const ParamLayout& layout);
 
-// Device memory of a GradientSum, without the gradients and the shard.
+// Device memory of a GradReducer, without the gradients and the shard.
 int64_t gradient_sum_bytes(const ParamLayout& layout, int virtual_ranks, int data_parallel,
                            bool sequence_parallel = false);

@@ -1,4 +1,4 @@
-#include "parallel/weight_gather.h"
+#include "train/weight_gather.h"
 
 #include <algorithm>
 #include <numeric>
@@ -6,19 +6,19 @@
 constexpr Comm::Ticket COMPLETE = -1;
 
 template <class floatX>
-WeightGather<floatX>::WeightGather(GPT2<floatX>& model, Comm& comm, const MemoryOptions& options)
+ParamGather<floatX>::ParamGather(GPT2<floatX>& model, Comm& comm, const MemoryOptions& options)
     : model(model),
       comm(comm),
       shards(options.shards),
       shard_index(options.shards > 1 ? comm.shard_index : 0),
       shard(options.shard_weights ? model.layout.total / options.shards : 0, "this rank's shard of the weights"),
       tickets(size_t(model.layout.num_buckets()), COMPLETE),
-      held(size_t(1 + model.weights.layer_slots)) {
-    std::iota(held.begin(), held.end(), 0);
+      resident_bucket(size_t(1 + model.weights.layer_slots)) {
+    std::iota(resident_bucket.begin(), resident_bucket.end(), 0);
 }
 
 template <class floatX>
-floatX* WeightGather<floatX>::own(int b) const {
+floatX* ParamGather<floatX>::local_shard(int b) const {
     const Bucket bucket = model.layout.bucket(b);
     if (sharded()) return shard.data + bucket.begin / shards;
     return model.weights.bucket(b) + shard_index * (bucket.end - bucket.begin) / shards;
@@ -26,28 +26,28 @@ floatX* WeightGather<floatX>::own(int b) const {
 
 // Queues the gather of bucket b. With ZeRO-3 its memory may hold another bucket, whose gather must have ended.
 template <class floatX>
-void WeightGather<floatX>::gather(int b) {
+void ParamGather<floatX>::gather(int b) {
     const Bucket bucket = model.layout.bucket(b);
     const int64_t bytes = (bucket.end - bucket.begin) * int64_t(sizeof(floatX)), own_bytes = bytes / shards;
     floatX* whole = model.weights.bucket(b);
     if (sharded()) {
-        int& holder = held[size_t(model.weights.slot(b))];
+        int& holder = resident_bucket[size_t(model.weights.slot(b))];
         if (tickets[size_t(holder)] != COMPLETE) comm.wait(tickets[size_t(holder)], model.stream);
         tickets[size_t(holder)] = COMPLETE;
         holder = b;
-        copy_on_device(whole + shard_index * (bucket.end - bucket.begin) / shards, own(b), own_bytes, model.stream);
+        copy_on_device(whole + shard_index * (bucket.end - bucket.begin) / shards, local_shard(b), own_bytes, model.stream);
     }
     tickets[size_t(b)] = comm.all_gather(whole, bytes, model.stream);
 }
 
 template <class floatX>
-void WeightGather<floatX>::changed(int b) {
+void ParamGather<floatX>::shard_updated(int b) {
     if (!sharded() || b <= model.weights.layer_slots) gather(b);
 }
 
 template <class floatX>
-void WeightGather<floatX>::wait(int b) {
-    if (sharded() && held[size_t(model.weights.slot(b))] != b) gather(b);
+void ParamGather<floatX>::wait(int b) {
+    if (sharded() && resident_bucket[size_t(model.weights.slot(b))] != b) gather(b);
     Comm::Ticket& ticket = tickets[size_t(b)];
     const bool was_packed = ticket == COMPLETE && (!sharded() || b == 0 || b == packed_layer);
     if (ticket != COMPLETE) comm.wait(ticket, model.stream);
@@ -59,22 +59,22 @@ void WeightGather<floatX>::wait(int b) {
 // Called when layer b - 1 is computed next. Queues the gather of the layer after it, into the memory of the layer
 // before it. The layers run upwards in forward and downwards in backward.
 template <class floatX>
-void WeightGather<floatX>::gather_next(int b) {
+void ParamGather<floatX>::gather_next(int b) {
     const int next = b == last_layer - 1 ? b - 1 : b + 1;
     packed_layer = last_layer = b;
-    if (next >= 1 && next < model.layout.num_buckets() && held[size_t(model.weights.slot(next))] != next) gather(next);
+    if (next >= 1 && next < model.layout.num_buckets() && resident_bucket[size_t(model.weights.slot(next))] != next) gather(next);
 }
 
 template <class floatX>
-void WeightGather<floatX>::finish() {
+void ParamGather<floatX>::finish() {
     for (Comm::Ticket ticket : tickets)
         if (ticket != COMPLETE) comm.wait(ticket, model.stream);
 }
 
 template <class floatX>
-bool WeightGather<floatX>::pending() const {
+bool ParamGather<floatX>::pending() const {
     return std::any_of(tickets.begin(), tickets.end(), [](Comm::Ticket ticket) { return ticket != COMPLETE; });
 }
 
-template struct WeightGather<float>;
-template struct WeightGather<bf16>;
+template struct ParamGather<float>;
+template struct ParamGather<bf16>;

@@ -12,20 +12,20 @@
 #include "parallel/comm.h"
 
 template <class floatX>
-struct WeightGather {
+struct ParamGather {
     GPT2<floatX>& model;
     Comm& comm;
     int shards, shard_index;     // shards per bucket; this rank's shard
     DeviceBuffer<floatX> shard;  // (layout.total / shards) with ZeRO-3: this rank's shard of every bucket
 
     // options: shards and shard_weights, which are those of the model.
-    WeightGather(GPT2<floatX>& model, Comm& comm, const MemoryOptions& options);
+    ParamGather(GPT2<floatX>& model, Comm& comm, const MemoryOptions& options);
 
     bool sharded() const { return shard.data; }
     // This rank's shard of bucket b. The update writes it.
-    floatX* own(int b) const;
-    // Called for all buckets in order, after own(b) was written.
-    void changed(int b);
+    floatX* local_shard(int b) const;
+    // Called for all buckets in order, after local_shard(b) was written.
+    void shard_updated(int b);
     // Work queued after this call may read the weights of bucket b and its packed matrices. With ZeRO-3 this ends when
     // another layer's bucket is waited for, and all ranks must wait for the same buckets in the same order.
     void wait(int b);
@@ -36,7 +36,7 @@ struct WeightGather {
     void gather(int b);
     void gather_next(int b);
     std::vector<Comm::Ticket> tickets;  // one per bucket; COMPLETE if no gather is pending
-    std::vector<int> held;              // with ZeRO-3: the bucket in each slot of the model's weights
+    std::vector<int> resident_bucket;              // with ZeRO-3: the bucket in each slot of the model's weights
     int packed_layer = 0;               // with ZeRO-3: the layer's bucket whose packed matrices are in memory
     int last_layer = 0;                 // with ZeRO-3: the layer's bucket that was waited for last
 };

@@ -1,4 +1,4 @@
-#include "parallel/gradients.h"
+#include "train/gradients.h"
 
 #include <algorithm>
 #include <bit>
@@ -6,9 +6,9 @@
 #include "ops/ops.h"
 
 // Number of partial sums that a rank stores: one for each tree height below the height of its own whole tree.
-static int count_subtree_sums(int own_virtual_ranks) { return std::bit_width(unsigned(own_virtual_ranks)) - 1; }
+static int count_subtree_sums(int local_virtual_ranks) { return std::bit_width(unsigned(local_virtual_ranks)) - 1; }
 
-// Elements of GradientSum::step_stats: a multiple of the number of ranks, as an all-reduce needs. A virtual rank has a
+// Elements of GradReducer::step_stats: a multiple of the number of ranks, as an all-reduce needs. A virtual rank has a
 // loss and a sum of squares for each bucket. There is room for a RankStatus for each rank, and for each virtual rank.
 static int64_t count_step_stats(const ParamLayout& layout, int virtual_ranks, int world_size) {
     const int64_t statuses = std::max(virtual_ranks, world_size);
@@ -61,7 +61,7 @@ static int64_t count_over_rows(const ParamLayout& layout) {
     return largest;
 }
 
-constexpr int SUMS = 3;  // elements of GradientSum::sums
+constexpr int SUMS = 3;  // elements of GradReducer::sums
 
 int64_t step_stats_bytes(const ParamLayout& layout, int virtual_ranks, int world_size) {
     return count_step_stats(layout, virtual_ranks, world_size) * int64_t(sizeof(float));
@@ -84,41 +84,41 @@ int64_t largest_bucket(const ParamLayout& layout) {
     return largest;
 }
 
-GradientSum::GradientSum(const Groups& groups, const ParamLayout& layout, Division division,
+GradReducer::GradReducer(const Groups& groups, const ParamLayout& layout, GradSharding sharding,
                          const BucketBuffer<float>& grads, const float* loss, Stream* stream)
     : comm(groups.dp),
       tensor_comm(groups.tp),
       world(groups.world),
       layout(layout),
-      division(division),
+      sharding(sharding),
       grads(grads),
       loss(loss),
       stream(stream),
-      step_stats(count_step_stats(layout, division.virtual_ranks, groups.world.world_size), "losses and norms"),
+      step_stats(count_step_stats(layout, sharding.virtual_ranks, groups.world.world_size), "losses and norms"),
       sums(SUMS, "loss and norm"),
       host_statuses(static_cast<RankStatus*>(host_allocate(2 * sizeof(RankStatus)))),
       tickets(layout.num_buckets()),
-      over_rows(division.sequence_parallel ? count_over_rows(layout) : 0, "gradients of LayerNorm and biases"),
-      shard(division.shard_gradients ? layout.total / division.shards : 0, "this rank's shard of the gradients"),
+      over_rows(sharding.sequence_parallel ? count_over_rows(layout) : 0, "gradients of LayerNorm and biases"),
+      shard(sharding.shard_gradients ? layout.total / sharding.shards : 0, "this rank's shard of the gradients"),
       reduced(size_t(layout.num_buckets())) {
-    INVARIANT(division.virtual_ranks % comm.world_size == 0, "%d virtual ranks are not a multiple of %d ranks",
-              division.virtual_ranks, comm.world_size);
-    comm.reserve(division.grad_dtype, largest_bucket(layout));
-    for (int h = 0; h < count_subtree_sums(own_virtual_ranks()); h++)
+    INVARIANT(sharding.virtual_ranks % comm.world_size == 0, "%d virtual ranks are not a multiple of %d ranks",
+              sharding.virtual_ranks, comm.world_size);
+    comm.reserve(sharding.grad_dtype, largest_bucket(layout));
+    for (int h = 0; h < count_subtree_sums(local_virtual_ranks()); h++)
         subtree_sums.emplace_back(layout.total, "gradients of virtual ranks (--deterministic-ranks)");
 }
 
-GradientSum::~GradientSum() { host_free(host_statuses); }
+GradReducer::~GradReducer() { host_free(host_statuses); }
 
-void GradientSum::begin_step() {
+void GradReducer::begin_step() {
     fill_zero(step_stats.data, step_stats.bytes(), *stream);
     // The ranks may have left the step before in the middle: its sums are not needed any more.
     for (int b = 0; b < layout.num_buckets(); b++) add_to_shard(b);
-    if (division.shard_gradients) fill_zero(shard.data, shard.bytes(), *stream);
+    if (sharding.shard_gradients) fill_zero(shard.data, shard.bytes(), *stream);
 }
 
 // Sums these gradients over the tensor-parallel ranks: all of the bucket's in one collective.
-void GradientSum::sum_over_rows(int b) {
+void GradReducer::sum_over_rows(int b) {
     float* const own = grads.bucket(b) - layout.bucket(b).begin;
     int64_t count = 0;
     for_each_part_over_rows(layout, b, [&](int64_t begin, int64_t end) {
@@ -136,74 +136,74 @@ void GradientSum::sum_over_rows(int b) {
 // Adds the virtual ranks as a balanced binary tree. subtree_sums[h] holds the sum of a subtree of height h until the
 // sibling subtree is complete. As in a binary counter, virtual rank v completes one subtree for every trailing 1 bit of
 // v.
-void GradientSum::reduce_bucket(int b, int v) {
+void GradReducer::reduce_bucket(int b, int v) {
     const Bucket bucket = layout.bucket(b);
     const int64_t count = bucket.end - bucket.begin;
     float* own = grads.bucket(b);
-    if (division.sequence_parallel) sum_over_rows(b);
+    if (sharding.sequence_parallel) sum_over_rows(b);
     int h = 0;
     for (; v >> h & 1; h++) ops::accumulate_gradients(own, subtree_sums[h].data + bucket.begin, count, *stream);
-    if (v + 1 < own_virtual_ranks())
+    if (v + 1 < local_virtual_ranks())
         return copy_on_device(subtree_sums[h].data + bucket.begin, own, count * int64_t(sizeof(float)), *stream);
-    tickets[b] = division.shards > 1 ? comm.reduce_scatter(own, count, division.grad_dtype, *stream)
-                                     : comm.all_reduce(own, count, division.grad_dtype, *stream);
-    reduced[size_t(b)] = division.shard_gradients;
+    tickets[b] = sharding.shards > 1 ? comm.reduce_scatter(own, count, sharding.grad_dtype, *stream)
+                                     : comm.all_reduce(own, count, sharding.grad_dtype, *stream);
+    reduced[size_t(b)] = sharding.shard_gradients;
 }
 
-void GradientSum::virtual_rank_done(int v) {
+void GradReducer::virtual_rank_done(int v) {
     if (tensor_comm.rank > 0) return;  // all tensor-parallel ranks have the same loss
-    ops::accumulate_loss(step_stats.data + comm.rank * own_virtual_ranks() + v, loss, 1, 1.0f, *stream);
+    ops::accumulate_loss(step_stats.data + comm.rank * local_virtual_ranks() + v, loss, 1, 1.0f, *stream);
 }
 
 // This rank's shard of bucket b, in elements of the flat buffer.
-Bucket GradientSum::shard_of(int b) const {
+Bucket GradReducer::shard_of(int b) const {
     const Bucket bucket = layout.bucket(b);
-    const int64_t count = (bucket.end - bucket.begin) / division.shards;
-    const int64_t begin = bucket.begin + (division.shards > 1 ? comm.shard_index : 0) * count;
+    const int64_t count = (bucket.end - bucket.begin) / sharding.shards;
+    const int64_t begin = bucket.begin + (sharding.shards > 1 ? comm.shard_index : 0) * count;
     return {begin, begin, begin + count};
 }
 
-const float* GradientSum::summed(int b, int64_t begin) const {
+const float* GradReducer::reduced_grads(int b, int64_t begin) const {
     const int64_t bucket_begin = layout.bucket(b).begin;
-    if (!division.shard_gradients) return grads.bucket(b) + begin - bucket_begin;
-    return shard.data + bucket_begin / division.shards + begin - shard_of(b).begin;
+    if (!sharding.shard_gradients) return grads.bucket(b) + begin - bucket_begin;
+    return shard.data + bucket_begin / sharding.shards + begin - shard_of(b).begin;
 }
 
-void GradientSum::add_to_shard(int b) {
+void GradReducer::add_to_shard(int b) {
     if (!reduced[size_t(b)]) return;
     reduced[size_t(b)] = false;
     comm.wait(tickets[b], *stream);
     const Bucket bucket = layout.bucket(b), own = shard_of(b);
-    ops::accumulate_gradients(shard.data + bucket.begin / division.shards, grads.bucket(b) + own.begin - bucket.begin,
+    ops::accumulate_gradients(shard.data + bucket.begin / sharding.shards, grads.bucket(b) + own.begin - bucket.begin,
                               own.end - own.begin, *stream);
 }
 
-void GradientSum::begin_bucket(int b) {
+void GradReducer::begin_bucket(int b) {
     for (int other = 0; other < layout.num_buckets(); other++)
         if (grads.bucket(other) == grads.bucket(b)) add_to_shard(other);
 }
 
 // sum = the squares of elements begin .. end of bucket b. A tensor that is not divided counts on the first
 // tensor-parallel rank only.
-void GradientSum::square(float* sum, int b, int64_t begin, int64_t end) {
-    if (tensor_comm.rank == 0) return ops::sum_of_squares(sum, summed(b, begin), end - begin, *stream);
+void GradReducer::square(float* sum, int b, int64_t begin, int64_t end) {
+    if (tensor_comm.rank == 0) return ops::sum_of_squares(sum, reduced_grads(b, begin), end - begin, *stream);
     for_each_part(layout, b, true, [&](int64_t part_begin, int64_t part_end) {
         const int64_t from = std::max(begin, part_begin), to = std::min(end, part_end);
         if (from >= to) return;
         float* part = sums.data + 2;
-        ops::sum_of_squares(part, summed(b, from), to - from, *stream);
+        ops::sum_of_squares(part, reduced_grads(b, from), to - from, *stream);
         ops::accumulate_loss(sum, part, 1, 1.0f, *stream);
     });
 }
 
 // Every rank squares its own shard of each bucket, in one piece per virtual rank. All ranks add all pieces in the same
 // order.
-void GradientSum::sum_squares(float* squares_of) {
+void GradReducer::sum_squares(float* squares_of) {
     // Without a reduction, one kernel launch handles all buckets.
-    if (!needs_reduction()) return ops::sum_of_squares(squares_of, summed(0, 0), layout.total, *stream);
-    const int virtual_ranks = division.virtual_ranks, own = own_virtual_ranks();
+    if (!needs_reduction()) return ops::sum_of_squares(squares_of, reduced_grads(0, 0), layout.total, *stream);
+    const int virtual_ranks = sharding.virtual_ranks, own = local_virtual_ranks();
     for (int b = layout.num_buckets() - 1; b >= 0; b--) {  // in the order in which backward completes buckets
-        if (!division.shard_gradients) comm.wait(tickets[b], *stream);
+        if (!sharding.shard_gradients) comm.wait(tickets[b], *stream);
         const Bucket bucket = layout.bucket(b);
         const int64_t piece = (bucket.end - bucket.begin) / virtual_ranks;
         for (int v = comm.shard_index * own; v < (comm.shard_index + 1) * own; v++)
@@ -212,8 +212,8 @@ void GradientSum::sum_squares(float* squares_of) {
     }
 }
 
-void GradientSum::finish(RankStatus status) {
-    const int virtual_ranks = division.virtual_ranks, buckets = layout.num_buckets();
+void GradReducer::finish(RankStatus status) {
+    const int virtual_ranks = sharding.virtual_ranks, buckets = layout.num_buckets();
     for (int b = buckets - 1; b >= 0; b--) add_to_shard(b);
     RankStatus& host = host_statuses[steps++ % 2];
     host = status;
