@@ -28,7 +28,7 @@ template <class floatX>
 Optimizer<floatX>::Optimizer(GPT2<floatX>& model, OptimizerConfig config, MemoryOptions options, const Groups& groups,
                              GradDtype grad_dtype)
     : model(model),
-      whole(model.config),
+      full_layout(model.config),
       config(config),
       gradients(groups, model.layout,
                 {options.virtual_ranks, options.shards, options.shard_gradients, options.sequence_parallel, grad_dtype},
@@ -116,7 +116,7 @@ const float* Optimizer<floatX>::gather_state(const float* from, Param p, int l) 
         last = gradients.comm.broadcast(to, bytes, q, model.stream);
     }
     gradients.comm.wait(last, model.stream);
-    return whole;
+    return full_layout;
 }
 
 // Each tensor-parallel rank in turn sends its shard to the others, chunk by piece.
@@ -128,7 +128,7 @@ void Optimizer<floatX>::get_state(float* values, Slot slot, Param p, int l) {
     const int64_t size = layout.size(p);
     std::vector<float> own(static_cast<size_t>(size)), shard(static_cast<size_t>(size));
     get_shard(own.data(), slot, p, l);
-    if (values) std::fill(values, values + whole.size(p), 0.0f);
+    if (values) std::fill(values, values + full_layout.size(p), 0.0f);
     for (layout.shard.index = 0; layout.shard.index < layout.shard.count; layout.shard.index++) {
         for (int64_t at = 0; at < size; at += CHUNK) {
             const int64_t bytes = std::min(CHUNK, size - at) * int64_t(sizeof(float));
@@ -228,7 +228,7 @@ static Comm::Ticket init_bucket(GPT2<floatX>& model, Comm& comm, int b, uint64_t
         if (begin >= end) continue;
         values.assign(size_t(end - begin), 0.0f);
         // Elements that are adjacent in the whole tensor, too.
-        for_each_run(layout, spec.id, [&](int64_t at, int64_t whole, int64_t count) {
+        for_each_run(layout, spec.id, [&](int64_t at, int64_t full_layout, int64_t count) {
             const int64_t from = std::max(at, begin - offset), to = std::min(at + count, end - offset);
             if (from < to)
                 init_param(values.data() + from - (begin - offset), layout.config, spec.id, l, seed, whole + from - at,

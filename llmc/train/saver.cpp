@@ -91,13 +91,13 @@ Saver<floatX>::~Saver() {
 template <class floatX>
 std::string Saver<floatX>::allocate_copy() {
     const int num_slots = 1 + int(STATE_NAMES.size());
-    const int64_t bytes = copy_bytes(optimizer.whole, num_slots), free = host_bytes_free();
+    const int64_t bytes = copy_bytes(optimizer.full_layout, num_slots), free = host_bytes_free();
     if (bytes > free / 2)
         return format("a copy of the state takes %s, and %s are free", human_bytes(bytes).c_str(),
                       human_bytes(free).c_str());
     try {
         while (int(copy.size()) < num_slots)
-            copy.push_back(static_cast<float*>(host_allocate(copy_bytes(optimizer.whole, 1))));
+            copy.push_back(static_cast<float*>(host_allocate(copy_bytes(optimizer.full_layout, 1))));
         return "";
     } catch (const Error& error) {
         for (float* slot : copy) host_free(slot);
@@ -150,7 +150,7 @@ template <class floatX>
 void Saver<floatX>::save_in_background(double begin) {
     if (!run.is_rank0() && !optimizer.reads_together()) return;
     const double begin_copy = seconds_now();  // the wait for the save before is no part of this save
-    const ParamLayout& layout = optimizer.whole;
+    const ParamLayout& layout = optimizer.full_layout;
     for (Slot slot = 0; slot <= int(STATE_NAMES.size()); slot++)
         for_each_tensor(layout, [&](Param p, int l) {
             run.groups.world.reached("copy of a tensor");
@@ -159,8 +159,8 @@ void Saver<floatX>::save_in_background(double begin) {
         });
     if (!run.is_rank0()) return;
     const auto write = [this, begin_copy, stall_ms = 1e3 * (seconds_now() - begin), state = trainer.state] {
-        const TensorView view = view_flat(optimizer.whole, {copy.begin(), copy.end()});
-        SaveResult result = write_checkpoint(run, optimizer.whole, STATE_NAMES, view, state, begin_copy);
+        const TensorView view = view_flat(optimizer.full_layout, {copy.begin(), copy.end()});
+        SaveResult result = write_checkpoint(run, optimizer.full_layout, STATE_NAMES, view, state, begin_copy);
         result.stall_ms = stall_ms;
         return result;
     };
@@ -178,7 +178,7 @@ void Saver<floatX>::save_in_background(double begin) {
 // read and would wait for it.
 template <class floatX>
 SaveResult Saver<floatX>::save_now() {
-    const ParamLayout& layout = optimizer.whole;
+    const ParamLayout& layout = optimizer.full_layout;
     int64_t reads = 0, number = 0;
     const TensorSource read = [&](float* host, Slot slot, Param p, int l) {
         run.groups.world.reached("saving of a tensor", reads++);

@@ -117,10 +117,10 @@ void Trainer<floatX>::load_state() {
         optimizer.set_state(slot, p, l, host);
     };
     if (!start.resume.empty()) {
-        state = load_checkpoint(start.resume, optimizer.whole, STATE_NAMES, write);
+        state = load_checkpoint(start.resume, optimizer.full_layout, STATE_NAMES, write);
         outliers.restore(state.health, start.resume + "/trainer.json");
     } else if (!start.weights.empty()) {
-        load_weights(start.weights, optimizer.whole, write);
+        load_weights(start.weights, optimizer.full_layout, write);
     } else {
         init_weights(optimizer, run.options.seed);
     }

@@ -252,8 +252,8 @@ struct Training {
     }
 
     void start(Rounding rounding = Rounding::none) {
-        for_each_tensor(optimizer.whole, [&](Param p, int l) {
-            optimizer.set_state(WEIGHTS, p, l, start_values(shape, optimizer.whole, p, l, rounding).data());
+        for_each_tensor(optimizer.full_layout, [&](Param p, int l) {
+            optimizer.set_state(WEIGHTS, p, l, start_values(shape, optimizer.full_layout, p, l, rounding).data());
         });
         optimizer.weights_loaded();
     }
@@ -295,7 +295,7 @@ struct Training {
         }
         evaluate(results);
         results.generated = generate_text();
-        for_each_tensor(optimizer.whole, [&](Param p, int l) {
+        for_each_tensor(optimizer.full_layout, [&](Param p, int l) {
             for (Slot slot : {0, 1, 2})
                 optimizer.get_state(results.slots[slot].data() + results.whole.offset(p, l), slot, p, l);
         });
@@ -484,9 +484,9 @@ static void check_init(Failures& failures, Training<floatX>& training) {
     Optimizer<floatX>& optimizer = training.optimizer;
     init_weights(optimizer, 42);
     optimizer.weights_loaded();
-    for_each_tensor(optimizer.whole, [&](Param p, int l) {
-        std::vector<float> want(size_t(optimizer.whole.size(p))), got(want.size());
-        init_param(want.data(), training.model.config, p, l, 42, 0, optimizer.whole.size(p));
+    for_each_tensor(optimizer.full_layout, [&](Param p, int l) {
+        std::vector<float> want(size_t(optimizer.full_layout.size(p))), got(want.size());
+        init_param(want.data(), training.model.config, p, l, 42, 0, optimizer.full_layout.size(p));
         if (!optimizer.master.data)
             for (float& x : want) x = float(floatX(x));
         optimizer.get_state(got.data(), WEIGHTS, p, l);
