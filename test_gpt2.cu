@@ -333,10 +333,8 @@ static void test_resume(const Reference& r) {
     for (int step = 1; step <= before; step++) resumed.push_back(first.train_step(step));
     const ParamLayout& layout = first.model.layout;
     second.set_params([&](Param p, int l) { return first.param(p, l); });
-    for (size_t i = 0; i < first.optimizer.state.size(); i++) {
-        const DeviceBuffer<float>& from = first.optimizer.state[i];
-        copy_on_device(second.optimizer.state[i].data, from.data, from.bytes(), nullptr);
-    }
+    copy_on_device(second.optimizer.m.data, first.optimizer.m.data, first.optimizer.m.bytes(), nullptr);
+    copy_on_device(second.optimizer.v.data, first.optimizer.v.data, first.optimizer.v.bytes(), nullptr);
     wait_for_device();
     for (int step = before + 1; step <= steps; step++) resumed.push_back(second.train_step(step));
     bool same = losses == resumed;

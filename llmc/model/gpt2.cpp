@@ -195,7 +195,8 @@ const floatX* GPT2<floatX>::layer_input(int l) const {
 // GELU's output. With tensor parallelism attproj and fcproj compute parts of sums, which have no bias and residual yet.
 template <class floatX>
 void GPT2<floatX>::layer_forward(int l, int B, int T, int decode_at, bool recomputes) {
-    const int N = B * T, C = config.C, NH = local_heads(layout), HS = config.HS(), own_C = NH * HS, rows = local_rows(N);
+    const int N = B * T, C = config.C, NH = local_heads(layout), HS = config.HS(), own_C = NH * HS,
+              rows = local_rows(N);
     const LayerActivations<floatX>& a = acts.layer[l];
     const floatX* x = layer_input(l);
     floatX* qkv = a.qkv + int64_t(std::max(0, decode_at)) * 3 * own_C;
@@ -205,25 +206,27 @@ void GPT2<floatX>::layer_forward(int l, int B, int T, int decode_at, bool recomp
 
     ops::layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, input_amax(qkvw, l), x, w(ln1w, l), w(ln1b, l), rows, C,
                            stream);
-    ops::matmul_forward<floatX>(qkv, no_gelu, no_amax, all_gather_rows(a.ln1, N), matrix(qkvw, l), w(qkvb, l), no_residual,
-                                N, C, 3 * own_C, stream);
+    ops::matmul_forward<floatX>(qkv, no_gelu, no_amax, all_gather_rows(a.ln1, N), matrix(qkvw, l), w(qkvb, l),
+                                no_residual, N, C, 3 * own_C, stream);
     if (decode_at < 0)
         ops::attention_forward(a.att, a.lse, a.qkv, B, T, NH, HS, stream);
     else
         ops::attention_decode(a.att, a.qkv, decode_at + 1, NH, HS, stream);
     ops::matmul_forward<floatX>(divided ? acts.all_rows : a.residual2, no_gelu, no_amax, a.att, matrix(attprojw, l),
                                 bias(attprojb), divided ? nullptr : x, N, own_C, C, stream);
-    if (divided) ops::add_residual(a.residual2, reduced_over_ranks(acts.all_rows, N), x, w(attprojb, l), rows, C, stream);
+    if (divided)
+        ops::add_residual(a.residual2, reduced_over_ranks(acts.all_rows, N), x, w(attprojb, l), rows, C, stream);
 
     ops::layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, input_amax(fcw, l), a.residual2, w(ln2w, l), w(ln2b, l), rows,
                            C, stream);
-    ops::matmul_forward<floatX>(a.gelu, a.fc, input_amax(fcprojw, l), all_gather_rows(a.ln2, N), matrix(fcw, l), w(fcb, l),
-                                no_residual, N, C, 4 * own_C, stream);
+    ops::matmul_forward<floatX>(a.gelu, a.fc, input_amax(fcprojw, l), all_gather_rows(a.ln2, N), matrix(fcw, l),
+                                w(fcb, l), no_residual, N, C, 4 * own_C, stream);
     if (recomputes) return;
     ops::matmul_forward<floatX>(divided ? acts.all_rows : a.residual3, no_gelu, no_amax, a.gelu, matrix(fcprojw, l),
                                 bias(fcprojb), divided ? nullptr : a.residual2, N, 4 * own_C, C, stream);
     if (divided)
-        ops::add_residual(a.residual3, reduced_over_ranks(acts.all_rows, N), a.residual2, w(fcprojb, l), rows, C, stream);
+        ops::add_residual(a.residual3, reduced_over_ranks(acts.all_rows, N), a.residual2, w(fcprojb, l), rows, C,
+                          stream);
 }
 
 template <class floatX>
@@ -308,7 +311,8 @@ void GPT2<floatX>::token_losses(const int* targets, int B, int T) {
 // bias. The input of the first layer is the embeddings, which have no bias. Calls begin(bucket) for the layer below.
 template <class floatX>
 void GPT2<floatX>::layer_backward(int l, int B, int T, bool accumulate, const BucketHook& begin) {
-    const int N = B * T, C = config.C, NH = local_heads(layout), HS = config.HS(), own_C = NH * HS, rows = local_rows(N);
+    const int N = B * T, C = config.C, NH = local_heads(layout), HS = config.HS(), own_C = NH * HS,
+              rows = local_rows(N);
     const LayerActivations<floatX>& a = acts.layer[l];
     const bool last = l + 1 == config.L;  // the last layer's activations are still in the shared memory
     wait_for_weights(1 + l);
@@ -318,8 +322,9 @@ void GPT2<floatX>::layer_backward(int l, int B, int T, bool accumulate, const Bu
     const bool divided = is_divided();
     const auto unless_divided = [&](float* gradient) { return divided ? nullptr : gradient; };
 
-    ops::matmul_backward<floatX>(acts.dlarge, gradient_amax(fcw, l), g(fcprojw, l), no_dbias, all_gather_rows(acts.dx, N),
-                                 a.gelu, matrix(fcprojw, l), a.fc, N, 4 * own_C, C, accumulate, stream);
+    ops::matmul_backward<floatX>(acts.dlarge, gradient_amax(fcw, l), g(fcprojw, l), no_dbias,
+                                 all_gather_rows(acts.dx, N), a.gelu, matrix(fcprojw, l), a.fc, N, 4 * own_C, C,
+                                 accumulate, stream);
     const floatX* inp = all_gather_rows(a.ln2, N);
     ops::matmul_backward<floatX>(acts.dtmp, no_amax, unless_divided(g(fcw, l)), unless_divided(g(fcb, l)), acts.dlarge,
                                  inp, matrix(fcw, l), no_gelu, N, C, 4 * own_C, accumulate, stream);
@@ -328,8 +333,8 @@ void GPT2<floatX>::layer_backward(int l, int B, int T, bool accumulate, const Bu
         ops::matmul_backward<floatX>(nullptr, no_amax, g(fcw, l), g(fcb, l), acts.dlarge, inp, matrix(fcw, l), no_gelu,
                                      N, C, 4 * own_C, accumulate, stream);
     ops::layernorm_backward(acts.dx, g(ln2w, l), g(ln2b, l), g(attprojb, l), gradient_amax(attprojw, l),
-                            finish_reduce(sum, acts.dtmp, N), a.residual2, w(ln2w, l), a.ln2_mean, a.ln2_rstd, acts.dx, rows,
-                            C, stream);
+                            finish_reduce(sum, acts.dtmp, N), a.residual2, w(ln2w, l), a.ln2_mean, a.ln2_rstd, acts.dx,
+                            rows, C, stream);
 
     ops::matmul_backward<floatX>(acts.dtmp, no_amax, g(attprojw, l), no_dbias, all_gather_rows(acts.dx, N), a.att,
                                  matrix(attprojw, l), no_gelu, N, own_C, C, accumulate, stream);

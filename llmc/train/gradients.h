@@ -45,8 +45,8 @@ struct GradReducer {
     Stream* stream;                    // the model's stream
 
     // grads, loss and stream belong to the model. Device memory used: gradient_sum_bytes.
-    GradReducer(const Groups& groups, const ParamLayout& layout, GradSharding sharding, const BucketBuffer<float>& grads,
-                const float* loss, Stream* stream);
+    GradReducer(const Groups& groups, const ParamLayout& layout, GradSharding sharding,
+                const BucketBuffer<float>& grads, const float* loss, Stream* stream);
     GradReducer(const GradReducer&) = delete;
     ~GradReducer();
 
@@ -69,7 +69,7 @@ struct GradReducer {
     // shard of the bucket.
     const float* reduced_grads(int b, int64_t begin) const;
 
-    const float* step_loss() const { return sums.data; }    // (1) on the device
+    const float* step_loss() const { return sums.data; }              // (1) on the device
     const float* grad_norm_squared() const { return sums.data + 1; }  // (1) on the device
     const float* rank_statuses() const {
         return step_stats.data + (1 + layout.num_buckets()) * sharding.virtual_ranks;

@@ -116,7 +116,7 @@ const float* Optimizer<floatX>::gather_state(const float* from, Param p, int l) 
         last = gradients.comm.broadcast(to, bytes, q, model.stream);
     }
     gradients.comm.wait(last, model.stream);
-    return full_layout;
+    return whole;
 }
 
 // Each tensor-parallel rank in turn sends its shard to the others, chunk by piece.
@@ -185,9 +185,9 @@ void Optimizer<floatX>::clip(float max_norm, RankStatus status, StepLimits limit
 // Updates the shard, in place.
 template <class floatX>
 void Optimizer<floatX>::update(int b, const Shard& shard, float lr, int step) {
-    ops::adamw(weights.local_shard(b), master.data ? master.data + shard.at : nullptr, m.data + shard.at, v.data + shard.at,
-               gradients.reduced_grads(b, shard.begin), factor(), shard.begin, shard.count, model.layout.decay_pattern(),
-               config.adamw, lr, step, model.stream);
+    ops::adamw(weights.local_shard(b), master.data ? master.data + shard.at : nullptr, m.data + shard.at,
+               v.data + shard.at, gradients.reduced_grads(b, shard.begin), factor(), shard.begin, shard.count,
+               model.layout.decay_pattern(), config.adamw, lr, step, model.stream);
 }
 
 template <class floatX>
@@ -228,7 +228,7 @@ static Comm::Ticket init_bucket(GPT2<floatX>& model, Comm& comm, int b, uint64_t
         if (begin >= end) continue;
         values.assign(size_t(end - begin), 0.0f);
         // Elements that are adjacent in the whole tensor, too.
-        for_each_run(layout, spec.id, [&](int64_t at, int64_t full_layout, int64_t count) {
+        for_each_run(layout, spec.id, [&](int64_t at, int64_t whole, int64_t count) {
             const int64_t from = std::max(at, begin - offset), to = std::min(at + count, end - offset);
             if (from < to)
                 init_param(values.data() + from - (begin - offset), layout.config, spec.id, l, seed, whole + from - at,

@@ -25,13 +25,14 @@ inline const std::vector<std::string> STATE_NAMES = {"m", "v"};
 template <class floatX>
 struct Optimizer {
     GPT2<floatX>& model;
-    ParamLayout full_layout;  // layout of the tensors that set_state and get_state copy: not divided by tensor parallelism
+    ParamLayout
+        full_layout;  // layout of the tensors that set_state and get_state copy: not divided by tensor parallelism
     OptimizerConfig config;
     GradReducer gradients;
     ParamGather<floatX> weights;  // the model waits for it before it reads weights
-    DeviceBuffer<float> master;    // (layout.total / shards); empty if there are no separate master weights
-    DeviceBuffer<float> m, v;      // (layout.total / shards): means of the gradients and of their squares
-    DeviceBuffer<float> stats;     // norm, factor
+    DeviceBuffer<float> master;   // (layout.total / shards); empty if there are no separate master weights
+    DeviceBuffer<float> m, v;     // (layout.total / shards): means of the gradients and of their squares
+    DeviceBuffer<float> stats;    // norm, factor
 
     // options: only master_weights, virtual_ranks, shards, shard_gradients and shard_weights are used; they must equal
     // those of the model.
@@ -39,15 +40,15 @@ struct Optimizer {
     Optimizer(GPT2<floatX>& model, OptimizerConfig config, MemoryOptions options, const Groups& groups,
               GradDtype grad_dtype);
 
-    // Copies a tensor from host floats in the memory layout `full_layout`; set_shard: this rank's shard of it, in that of
-    // the model. WEIGHTS sets the master weights, and rounds them into the model's weights, which are complete after
+    // Copies a tensor from host floats in the memory layout `full_layout`; set_shard: this rank's shard of it, in that
+    // of the model. WEIGHTS sets the master weights, and rounds them into the model's weights, which are complete after
     // weights_loaded.
     void set_state(Slot slot, Param p, int l, const float* values);
     void set_shard(Slot slot, Param p, int l, const float* values);
     void weights_loaded();
-    // Copies a tensor to host floats in the memory layout `full_layout`; WEIGHTS without master weights reads the model's
-    // weights, converted to fp32. If reads_together, all ranks must call it, between steps; null: only the other ranks
-    // get the tensor. get_state overwrites the memory of the gradients.
+    // Copies a tensor to host floats in the memory layout `full_layout`; WEIGHTS without master weights reads the
+    // model's weights, converted to fp32. If reads_together, all ranks must call it, between steps; null: only the
+    // other ranks get the tensor. get_state overwrites the memory of the gradients.
     void get_state(float* values, Slot slot, Param p, int l);
     bool reads_together() const { return weights.shards > 1 || model.layout.shard.count > 1; }
 

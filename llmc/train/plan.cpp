@@ -153,7 +153,8 @@ static int64_t activations_sent(Dtype dtype, const GPT2Config& config, const Opt
 }
 
 SentBytes sent_bytes(Dtype dtype, const GPT2Config& config, const Options& o, const BatchPlan& batch) {
-    const int n = batch.world_size, virtual_ranks = std::max(o.virtual_ranks, n), local_virtual_ranks = virtual_ranks / n;
+    const int n = batch.world_size, virtual_ranks = std::max(o.virtual_ranks, n),
+              local_virtual_ranks = virtual_ranks / n;
     const ParamLayout layout(config, virtual_ranks, {0, o.tensor_parallel});
     const int64_t gradient = o.grad_dtype == "bf16" ? 2 : 4;
     const int64_t gathered = o.zero == 0 ? gradient : dtype == Dtype::fp32 ? 4 : 2;

@@ -35,7 +35,8 @@ void ParamGather<floatX>::gather(int b) {
         if (tickets[size_t(holder)] != COMPLETE) comm.wait(tickets[size_t(holder)], model.stream);
         tickets[size_t(holder)] = COMPLETE;
         holder = b;
-        copy_on_device(whole + shard_index * (bucket.end - bucket.begin) / shards, local_shard(b), own_bytes, model.stream);
+        copy_on_device(whole + shard_index * (bucket.end - bucket.begin) / shards, local_shard(b), own_bytes,
+                       model.stream);
     }
     tickets[size_t(b)] = comm.all_gather(whole, bytes, model.stream);
 }
@@ -62,7 +63,8 @@ template <class floatX>
 void ParamGather<floatX>::gather_next(int b) {
     const int next = b == last_layer - 1 ? b - 1 : b + 1;
     packed_layer = last_layer = b;
-    if (next >= 1 && next < model.layout.num_buckets() && resident_bucket[size_t(model.weights.slot(next))] != next) gather(next);
+    if (next >= 1 && next < model.layout.num_buckets() && resident_bucket[size_t(model.weights.slot(next))] != next)
+        gather(next);
 }
 
 template <class floatX>

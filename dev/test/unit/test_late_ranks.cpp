@@ -109,7 +109,7 @@ struct Training {
         std::vector<float> values;
         if (with_state)
             for_each_tensor([&](Param p, int l) {
-                for (int slot = WEIGHTS; slot <= int(optimizer.state.size()); slot++) {
+                for (int slot = WEIGHTS; slot <= int(STATE_NAMES.size()); slot++) {
                     values.assign(size_t(model.layout.size(p)), 0.0f);
                     optimizer.get_state(values.data(), Slot(slot), p, l);
                     append(results, values.data(), model.layout.size(p));
