@@ -36,7 +36,7 @@ for async in off on; do
     failed=$(sed -n 's/^warning: the checkpoint of step \([0-9]*\) was not saved.*/\1/p' "$scratch/job.log" | tail -1)
     check "async $async: the warning is true" test ! -e "$out/step_$(printf %06d "$failed")"
     kill -CONT $job
-    check "async $async: a later save" wait_for "$out/log.jsonl" "\"kind\":\"checkpoint\",\"step\":$((failed + 400)),"
+    check "async $async: a later save" wait_for "$out/log.jsonl" "\"kind\":\"checkpoint\",\"step\":$((failed + 2000)),"
     kill -TERM $job
     wait $job
     check "async $async: a request to stop: exit code 75" test $? = 75
