@@ -27,7 +27,7 @@ check "the checkpoints of both runs have the same steps" diff <(ls "$scratch/on"
 # checkpoint_field RUN STEP FIELD
 checkpoint_field() { sed -n "s/.*\"kind\":\"checkpoint\",\"step\":$2,.*\"$3\":\([0-9]*\).*/\1/p" "$1/log.jsonl"; }
 check "off: training waits for the whole save" \
-    test "$(checkpoint_field "$scratch/off" 4 stall_ms)" = "$(checkpoint_field "$scratch/off" 4 ms)"
+    test "$(checkpoint_field "$scratch/off" 4 stall_ms)" -ge "$(checkpoint_field "$scratch/off" 4 ms)"
 check "on: training waits for less" \
     test "$(checkpoint_field "$scratch/on" 4 stall_ms)" -lt "$(checkpoint_field "$scratch/on" 4 ms)"
 check "the last save is one that the run waits for" \
@@ -124,9 +124,10 @@ check "memory: $before KiB after 5 saves, $after KiB after 40" within "$after" "
 limited=(bash -c 'ulimit -v "$0" && exec "$@"' 1000000 "${train[@]/--quiet/--quiet=0}" --layers 2 --heads 8
     --channels 512
          --vocab-size 50257 --steps 3 --warmup 0 --checkpoint-every 1 --keep 1 --output "$scratch/small")
-check "a run without memory for a copy" "${limited[@]}"
+"${limited[@]}" >"$scratch/small.log" 2>&1
+check "a run without memory for a copy" test $? = 0
 check "a run without memory for a copy says so" \
-    grep -q "training waits for each checkpoint: a copy of the state takes" "$scratch/check.log"
+    grep -q "training waits for each checkpoint: a copy of the state takes" "$scratch/small.log"
 
 # ---- several ranks, each with a part of the state
 reason=$(no_ranks_because)
@@ -160,7 +161,7 @@ else
     for async in off on; do
         check "2 GPUs, --zero 3: --checkpoint-async $async" \
             env SIMT_DEVICES=2 "$emulated" "${small[@]}" --quiet --layers 1 --heads 1 \
-            --channels 32 --precision fp32 --autotune off --steps 6 --checkpoint-every 2 --keep 0 --gpus 2 --zero 3 \
+            --channels 32 --precision fp32 --autotune off --steps 6 --checkpoint-every 2 --keep 0 --ranks 2 --zero 3 \
             --checkpoint-async $async --output "$scratch/gpus_$async"
     done
     for step in 2 4 6; do
