@@ -1,4 +1,4 @@
-// sources: llmc/base/algorithm_choices.cpp llmc/base/common.cpp
+// sources: llmc/base/algorithm_choices.cpp llmc/base/common.cpp llmc/base/files.cpp
 //
 // fuzz_algorithms.cpp: reads any bytes as the file that keeps the algorithms chosen by --autotune. Choices that are
 // read must read back the same, the file's and those of a matmul and of an attention.

@@ -25,8 +25,7 @@ inline const std::vector<std::string> STATE_NAMES = {"m", "v"};
 template <class floatX>
 struct Optimizer {
     GPT2<floatX>& model;
-    ParamLayout
-        full_layout;  // layout of the tensors that set_state and get_state copy: not divided by tensor parallelism
+    ParamLayout full_layout;  // layout without tensor parallelism, which set_state and get_state use
     OptimizerConfig config;
     GradReducer gradients;
     ParamGather<floatX> weights;  // the model waits for it before it reads weights

@@ -42,7 +42,7 @@ struct Training {
           groups(make_groups(comm, 1)),
           options(options),
           model(config, Purpose::train, B, T, options),
-          optimizer(model, {"adamw", {}}, options, groups, GradDtype::fp32) {
+          optimizer(model, {}, options, groups, GradDtype::fp32) {
         std::vector<float> values;
         for_each_tensor([&](Param p, int l) {
             values.assign(size_t(model.layout.size(p)), 0.0f);

@@ -310,6 +310,12 @@ TEST_CASE("--sequence-parallel divides the tokens of a sequence") {
     check_tensor_parallel(options, config, 8, 4);
 }
 
+static const GPT2Config small = {32, 300, 4, 4, 64};
+
+static SentBytes sent_by(Dtype dtype, const Options& options, int ranks, int micro_steps, int B = 1, int T = 32) {
+    return sent_bytes(dtype, small, options, {B, T, ranks, micro_steps, 0});
+}
+
 TEST_CASE("each stage of ZeRO sends gradients and weights as often as it needs them") {
     constexpr int n = 4, steps = 3;
     const ParamLayout layout(small, n);
