@@ -253,6 +253,7 @@ std::vector<std::string> list_directory(const std::string& dir) {
 
 void make_directories(const std::string& dir) {
     if (is_directory(dir)) return;
+    if (path_exists(dir)) fail(EXIT_CANNOT_CREATE, "%s is a file, not a directory; give another name", dir.c_str());
     const std::string parent = parent_directory(dir);
     if (parent != dir) make_directories(parent);
     std::error_code error;

@@ -125,7 +125,7 @@ static Socket listen_for_ranks(const Launch& launch) {
 static std::string list_missing(const std::vector<Socket>& ranks) {
     std::string list;
     for (size_t rank = 1; rank < ranks.size(); rank++)
-        if (ranks[rank].fd < 0) list += format("%s%zu", list.empty() ? "" : ", ", rank);
+        if (!ranks[rank].is_open()) list += format("%s%zu", list.empty() ? "" : ", ", rank);
     return list.size() < 100 ? list : list.substr(0, 100) + "...";
 }
 
@@ -135,7 +135,8 @@ static std::string serve(const Launch& launch, const Hello& own, const std::func
     std::vector<Socket> ranks(size_t(launch.world_size));      // connection of each rank but 0
     std::map<uint64_t, uint32_t> devices = {{own.device, 0}};  // rank of each GPU
     const double deadline = seconds_now() + timeout;
-    for (int missing = launch.world_size - 1; missing > 0;) {
+    // A rank that waited too long behind a silent connection has closed its own, and comes again.
+    while (!list_missing(ranks).empty()) {
         pollfd ready = {listener.fd, POLLIN, 0};
         if (poll(&ready, 1, std::max(0, int(1000 * (deadline - seconds_now())))) < 0 && errno == EINTR) continue;
         if (seconds_now() >= deadline)
@@ -158,7 +159,6 @@ static std::string serve(const Launch& launch, const Hello& own, const std::func
                "ranks %u and %u are both on one GPU, and each needs a GPU of its own: start one process per GPU and "
                "check LOCAL_RANK, or CUDA_VISIBLE_DEVICES if something sets it",
                first, hello.rank);
-        if (ranks[hello.rank].fd < 0) missing--;
         ranks[hello.rank] = std::move(socket);
     }
     const std::string id = new_id();

@@ -86,11 +86,14 @@ static bool is_same_path(const std::string& a, const std::string& b) {
 static void check_resumed(const RunStart& source, const Options& o) try {
     check_shape(source, o);
     const nlohmann::json before = parse_json(read_trainer_state(source.resume).options, "the options in trainer.json");
-    ENSURE(o.init.empty() || o.default_model || is_same_path(before.value("init", ""), o.init),
+    const std::string init = before.value("init", "");
+    ENSURE(o.init.empty() || o.default_model || is_same_path(init, o.init),
            "--resume continues from %s, so the weights of --init %s would not be read; leave out --init, or start a "
            "new run from them in another --output",
            source.resume.c_str(), o.init.c_str());
-    const int saved = before.value("seq-len", o.seq_len), max_T = source.config.max_T;
+    // get_ref refuses 1e300, which value() would convert.
+    const bool has_T = before.contains("seq-len");
+    const int saved = has_T ? int(before["seq-len"].get_ref<const int64_t&>()) : o.seq_len, max_T = source.config.max_T;
     const int T = o.seq_len ? o.seq_len : max_T, saved_T = saved ? saved : max_T;
     ENSURE(T == saved_T,
            "--seq-len %d: %s counts its position in the data in windows of %d tokens; give --seq-len %d, or start a "
