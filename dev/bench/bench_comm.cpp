@@ -50,9 +50,9 @@ int main(int argc, char** argv) try {
     app.add_option("--channels", channels, "channels of a token [768]")->check(CLI::PositiveNumber);
     app.add_option("--rounds", rounds, "calls of each collective [300]")->check(CLI::PositiveNumber);
     CLI11_PARSE(app, argc, argv);
-    const Launch launch = find_launch({}, getenv);
+    const Launch launch = find_launch(getenv);
     device_init(launch.local_rank, 1);
-    const std::unique_ptr<Comm> comm = make_comm(launch, false);
+    const std::unique_ptr<Comm> comm = make_comm(launch, nullptr);
     const int64_t count = round_up<int64_t>(int64_t(tokens) * channels, comm->world_size);
     if (comm->rank == 0)
         std::printf("%s, %lld elements\n%-22s %10s %10s %8s\n", comm->describe().c_str(), static_cast<long long>(count),

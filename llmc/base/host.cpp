@@ -1,5 +1,6 @@
 #include "base/host.h"
 
+#include <omp.h>
 #include <unistd.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -15,6 +16,14 @@ std::string host_id() {
     const bool has_namespace = stat("/proc/self/ns/net", &network) == 0;
     return (id.empty() ? host_name() : id) +
            (has_namespace ? format("/%llu", static_cast<unsigned long long>(network.st_ino)) : "");
+}
+
+int openmp_threads() {
+    int threads = 1;
+#pragma omp parallel
+#pragma omp single
+    threads = omp_get_num_threads();
+    return threads;
 }
 
 void yield_to_training() {

@@ -1,8 +1,6 @@
 // host.h: the machine that this process runs on: its name, its memory under the limits of control groups and of
 // `ulimit -v`, and the number of threads.
 #pragma once
-#include <omp.h>
-
 #include <cstdint>
 #include <string>
 
@@ -36,13 +34,7 @@ inline constexpr int MAX_THREADS = 4096;
 
 // The number of threads of a parallel region. It depends on OMP_NUM_THREADS, OMP_THREAD_LIMIT and the cores that the
 // process may use, so it is measured in a region.
-inline int openmp_threads() {
-    int threads = 1;
-#pragma omp parallel
-#pragma omp single
-    threads = omp_get_num_threads();
-    return threads;
-}
+int openmp_threads();
 
 // Gives the calling thread a lower priority, and the threads that it starts. The threads of training wait for each
 // other, so one that shared its core evenly with this thread would delay them all.

@@ -2,6 +2,8 @@
 // scratch memory that all operations share. Shapes: inp (N, IC), weight (OC, IC), out (N, OC).
 #include "cpu/matmul.h"
 
+#include <omp.h>
+
 #include <algorithm>
 #include <cmath>
 #include <vector>

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # test_cpu_isa.sh: tests CPU_ISA as docs/cpu.md describes it. With an instruction set that this machine has, training
-# works, and the first lines and run.json name it. One that the machine lacks is refused. Also tests threads, peak
-# and MFU in run.json.
+# works, and the first lines and log.jsonl name it. One that the machine lacks is refused. Also tests threads, peak
+# and MFU in log.jsonl.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 
@@ -19,18 +19,19 @@ for value in $values; do check "docs/cpu.md has $value" grep -q "^| \`$value\` |
 # printing FILE COMMAND...: stdout of the command goes to FILE.
 printing() { "${@:2}" >"$1"; }
 
-# facts RUN ISA PRECISION THREADS: run.json, the first lines (RUN.out) and the MFU of the steps must agree on these.
+# facts RUN ISA PRECISION THREADS: the first line of log.jsonl, the first lines (RUN.out) and the MFU of the steps must
+# agree on these.
 facts() {
     python3 - "$@" <<'PY'
 import json, sys
 path, isa, precision, threads = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
-run = json.load(open(path + "/run.json"))
+run, *lines = map(json.loads, open(path + "/log.jsonl"))
 assert (run["cpu_isa"], run["precision"], run["threads"]) == (isa, precision, threads), run
 device = next(line for line in open(path + ".out") if line.startswith("device ")).rstrip()
 peak = f"{run['peak_flops'] / 1e12:.3g} TFLOP/s in {precision}, measured at start"
 words = f"{threads} thread{'s' * (threads > 1)}, {isa}; peak {peak}"
 assert device.endswith(words), (device, words)
-steps = [line for line in map(json.loads, open(path + "/log.jsonl")) if line["kind"] == "step"]
+steps = [line for line in lines if line["kind"] == "step"]
 assert len(steps) == 2, steps
 for step in steps:
     mfu = step["tokens_per_s"] * run["model"]["flops_per_token"] / run["peak_flops"]
@@ -45,7 +46,7 @@ for isa in $values; do
             run=$scratch/${isa}_$precision
             check "CPU_ISA=$isa trains in $precision" printing "$run.out" \
                 env CPU_ISA="$isa" "${train[@]}" --precision $precision --output "$run"
-            check "CPU_ISA=$isa in $precision: run.json, the first lines and MFU agree" facts "$run" "$isa" $precision 2
+            check "CPU_ISA=$isa in $precision: log.jsonl, the first lines and MFU agree" facts "$run" "$isa" $precision 2
             # Without bf16 instructions operands are widened to fp32, so bf16 matmuls are never faster than fp32 ones.
             case $isa:$precision in plain:bf16 | avx2:bf16 | avx512:bf16 | neon:bf16)
                 check "CPU_ISA=$isa in bf16: the table says that fp32 is faster" \
@@ -66,7 +67,7 @@ if [ $refusals = 0 ]; then skip "a value above the machine's is refused" "this m
 for setting in OMP_NUM_THREADS=1 OMP_NUM_THREADS=3 OMP_THREAD_LIMIT=1; do
     threads=${setting#*=} run=$scratch/$setting
     check "$setting" printing "$run.out" env CPU_ISA=plain "$setting" "${train[@]}" --precision fp32 --output "$run"
-    check "$setting: run.json says $threads" facts "$run" plain fp32 "$threads"
+    check "$setting: log.jsonl has $threads" facts "$run" plain fp32 "$threads"
 done
 
 # The number of turns for which idle threads spin, as libgomp prints it. The program sets its own, unless the user has

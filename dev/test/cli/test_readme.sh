@@ -1,11 +1,9 @@
 #!/usr/bin/env bash
 # test_readme.sh: runs the commands of README.md and docs/ as they are written there. Downloads come from a folder on
-# this
-# machine. Training is short, because options after those of the page choose a small model and a few steps.
+# this machine. Training is short, because options after those of the page choose a small model and a few steps.
 #
 # Every command in a block ```sh must be run here. Commands that cannot be run here are in blocks ```sh network, ```sh
-# gpu or
-# ```sh ci.
+# gpu or ```sh ci.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 
@@ -63,6 +61,7 @@ as_written "GPT-2 trains" README.md "./train_gpt2 --model d12" "${short[@]}"
 keys() { grep -m1 '"kind":"step"' "$1" | grep -o '"[a-z_]*":' | tr -d '\n'; }
 check "the README's line of log.jsonl has the keys of a run's" test "$(keys README.md)" = \
     "$(keys "$tree/out/d12/log.jsonl")"
+as_written "GPT-2 is resumed" docs/checkpoints.md "./train_gpt2 --resume" --steps 3 --quiet
 check "the checkpoint of GPT-2 has a tokenizer" test -e "$tree/out/d12/step_000002/tokenizer.json"
 
 # ---- the corpus of the quick start. Stand-ins replace Debian's packages: a program that prints verses, and novels in
@@ -134,7 +133,7 @@ if command -v python3 >/dev/null; then
 else
     skip "the table of speeds" "there is no python3"
 fi
-check "README.md has at most 200 lines" test "$(wc -l <README.md)" -le 200
+check "README.md has at most 140 lines" test "$(wc -l <README.md)" -le 140
 # The files that the links of a page name, without their headings.
 links() { grep -o '](\([^)#]*\)' "$1" | sed 's/](//' | grep -v '^https\?:' | sed "s@^@$(dirname "$1")/@"; }
 for page in README.md CONTRIBUTING.md docs/*.md; do

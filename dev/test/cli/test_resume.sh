@@ -35,7 +35,7 @@ check "resuming a finished run changes nothing" same_run "$scratch/whole_fp32" "
 bare=(--precision bf16 --master-weights off)
 check "no masters: 20 steps" "${run[@]}" "${bare[@]}" --output "$scratch/whole_bare"
 check "no masters: 6 steps" "${run[@]}" "${bare[@]}" --output "$scratch/parts_bare" --stop-after 6
-check "no masters: run.json says so" grep -q '"master-weights": *"off"' "$scratch/parts_bare/run.json"
+check "no masters: run.toml has the option" grep -qx 'master-weights = "off"' "$scratch/parts_bare/run.toml"
 check "no masters: resumed to the end" "${run[@]}" "${bare[@]}" --output "$scratch/parts_bare" --resume
 check "no masters: a run in two parts has the same log and weights as a run in one part" \
     same_run "$scratch/whole_bare" "$scratch/parts_bare"
@@ -79,37 +79,6 @@ for signal in TERM INT USR1; do
     check "SIG$signal: exit code 75" test $? = 75
     check "SIG$signal: a checkpoint" test -e "$out/latest"
 done
-
-# A signal in a validation, in which the fault stops the process: before the first step, at a step that is not saved, at
-# one that is, and after the last step.
-if [ ! -x "${program}_faults" ]; then
-    skip "a signal in a validation" "${program}_faults is not built"
-else
-    for step in 0 8 16 20; do
-        out=$scratch/in_validation_$step
-        "${interruptible[@]}" "${program}_faults" "${run[@]:1}" --precision fp32 --quiet=0 --checkpoint-every 16 \
-        --output "$out" \
-            --fault hang:rank=0,phase=validation,step=$step >"$scratch/said" 2>&1 &
-        pid=$!
-        check "a signal in the validation of step $step: the process is in it" wait_for_stop $pid
-        kill -TERM $pid
-        kill -CONT $pid
-        wait $pid
-        check "a signal in the validation of step $step: exit code 75" test $? = 75
-        check "a signal in the validation of step $step: the validation is left" \
-            test "$(grep -c "\"kind\":\"val\",\"step\":$step," "$out/log.jsonl")" = 0
-        if [ $step = 0 ]; then
-            check "a signal in the validation of step 0: nothing is saved" \
-                grep -q "^stopped on request (SIGTERM), before the first step" "$scratch/said"
-        else
-            check "a signal in the validation of step $step: the step is saved" \
-                test "$(cat "$out/latest")" = "step_$(printf %06d $step)"
-        fi
-        check "a signal in the validation of step $step: resumed" "${run[@]}" --precision fp32 --output "$out" --resume
-        check "a signal in the validation of step $step: the log and weights of an uninterrupted run" \
-            same_run "$scratch/whole_fp32" "$out"
-    done
-fi
 
 "${run[@]}" --precision fp32 --output "$scratch/ignored" --steps 100000 --sample-every 0 --checkpoint-every 100000 \
 2>"$scratch/said" &
@@ -174,6 +143,31 @@ else
     check "signals before the first step: the log and weights of an uninterrupted run" \
         same_run "$scratch/late" "$scratch/early" 3
 fi
+
+# A signal in a validation of a second: before the first step, and after a step, which is saved.
+validated=("$program" --train-data "$scratch/data/train_*.bin" --val-data "$scratch/more/train_*.bin" "${tiny[@]}"
+    --quiet=0 --steps 4 --val-every 4 --val-batches 1000 --precision fp32)
+check "two long validations" "${validated[@]}" --output "$scratch/validated"
+for step in 0 4; do
+    out=$scratch/in_validation_$step
+    "${interruptible[@]}" "${validated[@]}" --output "$out" >"$scratch/said" 2>&1 &
+    pid=$!
+    if [ $step = 0 ]; then wait_for "$out/run.toml" && sleep 0.3; else wait_for "$out/log.jsonl" '"step":3,'; fi
+    kill -TERM $pid
+    wait $pid
+    check "a signal in the validation of step $step: exit code 75" test $? = 75
+    check "a signal in the validation of step $step: the validation is left" \
+        test "$(grep -c "\"kind\":\"val\",\"step\":$step," "$out/log.jsonl")" = 0
+    if [ $step = 0 ]; then
+        check "a signal in the validation of step 0: nothing is saved" \
+            grep -q "there is nothing to save" "$scratch/said"
+    else
+        check "a signal in the validation of step $step: the step is saved" test "$(cat "$out/latest")" = step_000004
+    fi
+    check "a signal in the validation of step $step: resumed" "${validated[@]}" --output "$out" --resume
+    check "a signal in the validation of step $step: the log and weights of an uninterrupted run" \
+        same_run "$scratch/validated" "$out" 4
+done
 
 # Data that become unreadable end the run; with the data back, it continues from its last checkpoint.
 cp -r "$scratch/more" "$scratch/spoilt"

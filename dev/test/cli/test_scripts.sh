@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # test_scripts.sh: the scripts in scripts/ and data/: the plans of the recipes, how they start training again, and
-# messages for
-# bad arguments and missing data. Also dev/bench/ledger.py.
+# messages for bad arguments and missing data. Also dev/bench/ledger.py.
 # shellcheck source=dev/test/support/functions.sh
 source "$(dirname "$0")/../support/functions.sh"
 
@@ -9,8 +8,7 @@ source "$(dirname "$0")/../support/functions.sh"
 check "make alone builds the trainer" grep -q 'ln -sf .*/train_gpt2 ' <(make --always-make --dry-run CUDA=0)
 
 # planned SCRIPT RANKS TOKENS PARAMETERS [T]: the plan has these tokens per step (= sequences x T x ranks x micro-steps)
-# and this
-# size of the model. T is 1024 if not given.
+# and this size of the model. T is 1024 if not given.
 planned() {
     local out tokens
     out=$("scripts/$1" --plan) || return 1
@@ -61,8 +59,7 @@ for script in scripts/run_gpt*; do
     refused "$(basename "$script") without data" 66 "data/fineweb10B.sh" env DATA="$scratch/nothing" "$script"
 done
 # ---- how recipes start training again. Stand-ins replace mpirun, srun and the trainer, which ends with the next code
-# of
-# `codes`.
+# of `codes`.
 tree=$scratch/tree
 mkdir -p "$tree/data/fineweb10B" "$tree/bin"
 cp -r scripts "$tree/" && touch "$tree/data/fineweb10B/fineweb_train_000001.bin"
@@ -198,8 +195,7 @@ ledger_refuses() {
         "$scratch/out" ]
 }
 # same_operations PRECISION ARGUMENT...: bench_ops --list and ledger.py --operations print the same lines for d24 and
-# d12. On a CPU
-# bench_ops computes 2048 rows of logits at a time.
+# d12. On a CPU bench_ops computes 2048 rows of logits at a time.
 same_operations() {
     diff <(build/release/bench_ops --list --model d24 -b 5 -t 512 --precision "$1" | sort) \
         <(dev/bench/ledger.py --operations --model d24 --micro-batch 5 --seq-len 512 --logit-rows 2048 \

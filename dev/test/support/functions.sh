@@ -140,13 +140,6 @@ children() { cat /proc/[0-9]*/stat 2>/dev/null | sed 's/(.*) //' | awk -v parent
 # runs PID: the process exists and is not a zombie (Z).
 runs() { [ -e "/proc/$1" ] && [ "$(sed 's/.*) //; s/ .*//' "/proc/$1/stat" 2>/dev/null)" != Z ]; }
 
-# is_stopped PID: by a signal. wait_for_stop PID waits for this up to 20 s.
-is_stopped() { [ "$(sed 's/.*) //; s/ .*//' "/proc/$1/stat" 2>/dev/null)" = T ]; }
-wait_for_stop() {
-    for _ in $(seq $((1000 * slower))); do if is_stopped "$1"; then return 0; fi; sleep 0.02; done
-    return 1
-}
-
 # take_ports: reserves 400 TCP ports for this test, and sets port to the first of them. The test and the processes that it has
 # started hold a lock on a file of /tmp until all of them have ended. The search begins at a place that depends on the process ID,
 # because a test in a chroot sees another /tmp but the same ports. All ports are below 32768, where Linux's choice of free ports begins.
