@@ -1,5 +1,6 @@
 #include "parallel/rendezvous.h"
 
+#include <fcntl.h>
 #include <netdb.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -114,7 +115,8 @@ static Socket listen_for_ranks(const Launch& launch) {
                 setsockopt(socket.fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
                 if (address.ai_family == AF_INET6) setsockopt(socket.fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
                 return bind(socket.fd, address.ai_addr, address.ai_addrlen) == 0 &&
-                       listen(socket.fd, std::max(launch.world_size, 128)) == 0;
+                       listen(socket.fd, std::max(launch.world_size, 128)) == 0 &&
+                       fcntl(socket.fd, F_SETFL, O_NONBLOCK) == 0;  // accept: a connection may be gone again
             });
             if (listener.fd >= 0) return listener;
         }
@@ -138,8 +140,9 @@ static std::string serve(const Launch& launch, const Hello& own, const std::func
     // A rank that waited too long behind a silent connection has closed its own, and comes again.
     while (!list_missing(ranks).empty()) {
         pollfd ready = {listener.fd, POLLIN, 0};
-        if (poll(&ready, 1, std::max(0, int(1000 * (deadline - seconds_now())))) < 0 && errno == EINTR) continue;
-        if (seconds_now() >= deadline)
+        const int arrived = poll(&ready, 1, std::max(0, int(1000 * (deadline - seconds_now()))));
+        if (arrived < 0 && errno == EINTR) continue;
+        if (arrived == 0 || seconds_now() >= deadline)
             fail(EXIT_INTERNAL,
                  "rank 0 has waited %g s at %s for ranks %s; were they started, and can they reach this host?", timeout,
                  address_text(launch).c_str(), list_missing(ranks).c_str());
