@@ -1,4 +1,4 @@
-# version.mk: the version of the program, and the commit that it is built from, for --version and run.json. The checksum
+# version.mk: the version of the program, and the commit that it is built from, for --version and log.jsonl. A checksum
 # of the sources tells the ranks of a run whether they are the same program, also without a commit.
 
 VERSION := $(shell sed -n 's/^version: //p' CITATION.cff)
