@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
+#include <exception>
 #include <memory>
 
 #include <omp.h>
@@ -78,20 +79,26 @@ static void train_loop(Trainer<floatX>& t, Saver<floatX>& saver, int64_t end) {
 }
 
 template <class floatX>
-static int train(const Run& run, Log& log) {
+static int train(const Run& run, Log& log, const Launch& launch) {
     Trainer<floatX> trainer(run, log);  // data, model, optimizer; the state of --resume, --init or --seed
     Saver<floatX> saver(trainer);
     const Options& o = run.options;
     if (saves_checkpoints(o)) stop_on_signals(run.is_rank0());
-    train_loop(trainer, saver, o.stop_after > 0 ? std::min(o.steps, trainer.state.step + o.stop_after) : o.steps);
-    return trainer.finish(saver.saved_step);
+    try {
+        train_loop(trainer, saver, o.stop_after > 0 ? std::min(o.steps, trainer.state.step + o.stop_after) : o.steps);
+        return trainer.finish(saver.saved_step);
+    } catch (...) {
+        // Collectives in flight use this rank's memory, which must not be freed before the process ends.
+        if (run.groups.world.world_size > 1) end_with_error(std::current_exception(), launch, &run.groups.world);
+        throw;
+    }
 }
 
 static int run_train(const Options& options, const Launch& launch, Comm& comm, Dtype dtype,
                      const std::string& command_line) {
     std::unique_ptr<Log> log;
     const Run run = prepare_run(options, launch, comm, dtype, command_line, log);
-    return with_dtype(dtype, [&]<class floatX>(floatX) { return train<floatX>(run, *log); });
+    return with_dtype(dtype, [&]<class floatX>(floatX) { return train<floatX>(run, *log, launch); });
 }
 
 static int run_command(const Options& options, char** argv, const Launch& launch, std::unique_ptr<Comm>& comm) {

@@ -1,6 +1,7 @@
 // commands.h: the program's commands, one function each, and the set-up that main does before a command. The command
 // train is in train_gpt2.cu.
 #pragma once
+#include <exception>
 #include <functional>
 #include <memory>
 #include <string>
@@ -26,6 +27,9 @@ bool starts_ranks(const Options& options, const Launch& launch);
 // Calls a function and reports its errors. If a rank fails, it ends the other ranks too, because they would wait for
 // the failed rank forever. Returns the exit code.
 int report_errors(const std::function<int(Launch& launch, std::unique_ptr<Comm>& comm)>& function);
+// Prints the error, with the rank if there are several, and returns its exit code; one of several ranks ends here. comm:
+// null before the ranks have joined.
+int end_with_error(const std::exception_ptr& exception, const Launch& launch, Comm* comm);
 
 // Refuses several processes that would all do the same, and mix their output: of tokenize, and of generate unless they
 // divide the layers.

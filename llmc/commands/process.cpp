@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <exception>
 #include <new>
 #include <system_error>
 #include <thread>
@@ -27,13 +28,11 @@ static std::string library_error(const std::exception& error) {
     return error.what();
 }
 
-int report_errors(const std::function<int(Launch& launch, std::unique_ptr<Comm>& comm)>& function) {
-    Launch launch;
-    std::unique_ptr<Comm> comm;
+int end_with_error(const std::exception_ptr& exception, const Launch& launch, Comm* comm) {
     std::string error;
     int exit_code = EXIT_INTERNAL;
     try {
-        return function(launch, comm);
+        std::rethrow_exception(exception);
     } catch (const Error& e) {
         error = message_text(e.what());
         exit_code = e.exit_code;
@@ -54,6 +53,16 @@ int report_errors(const std::function<int(Launch& launch, std::unique_ptr<Comm>&
         fprintf(stderr, "error: rank %d on %s: %s\n", launch.rank, message_text(host_name()).c_str(), error.c_str());
     if (comm) comm->abort(exit_code);
     Comm().abort(exit_code);  // not exit(): a thread may still be in MPI_Init
+}
+
+int report_errors(const std::function<int(Launch& launch, std::unique_ptr<Comm>& comm)>& function) {
+    Launch launch;
+    std::unique_ptr<Comm> comm;
+    try {
+        return function(launch, comm);
+    } catch (...) {
+        return end_with_error(std::current_exception(), launch, comm.get());
+    }
 }
 
 // CPU ranks of a host share its cores, unless mpirun has bound each rank to cores of its own, or the user has chosen a
