@@ -1,6 +1,7 @@
 #include "train/run.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <limits>
 #include <set>
 
@@ -247,6 +248,10 @@ static void open_log(Run& run, const Launch& launch, const DeviceInfo& device, c
     if (const std::string changed = changed_options(o); resumes && !changed.empty())
         log->warn("changed since the checkpoint: " + changed);
     if (resumes) compare_data(run, state, *log);
+    for (const Shard& shard : run.data.val.shards)
+        for (const Shard& other : run.data.train.shards)
+            if (std::filesystem::equivalent(shard.path, other.path))
+                log->warn(shard.path + " is in both --train-data and --val-data: its loss says nothing about new text");
     std::vector<Row> rows = plan_table(run.dtype, o, run.start, run.batch, device,
                                        device_bytes_free(std::max(1, launch.local_world_size)), &run.data.train);
     rows.push_back({"launcher", describe_launch(launch)});

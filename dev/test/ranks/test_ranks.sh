@@ -322,7 +322,7 @@ refused_ranks "generate with different prompts" 'rank 1 differs from rank 0: --p
     mpirun -np 2 "$each_rank" "$program" "${texts[@]}" --tensor-parallel 2 + "$program" "${texts[@]:0:9}" --prompt b \
         --tensor-parallel 2
 refused_ranks "layers that ranks divide differently" \
-    "rank 1 differs from rank 0: --tensor-parallel 1 there, --tensor-parallel 2 on rank 0" \
+    "rank 1 differs from rank 0: --tensor-parallel 1 there, 2 on rank 0" \
     mpirun -np 2 "$each_rank" "${never[@]}" --tensor-parallel 2 + "${never[@]}"
 check "--grad-dtype bf16 with 3 tensor-parallel ranks" \
     mpirun -np 3 --oversubscribe "${train[@]}" --heads 3 --channels 24 --output '' \

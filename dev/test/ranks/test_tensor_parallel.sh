@@ -116,10 +116,10 @@ ranks_refuse "2 ranks share 3 heads" "--tensor-parallel 2 does not divide the mo
     2 --heads 3 --channels 48 --tensor-parallel 2
 ranks_refuse "groups of 2 in 3 ranks" "--tensor-parallel 2 does not divide 3 ranks; give 1" 3 --tensor-parallel 2
 ranks_refuse "--sequence-parallel alone" "--sequence-parallel needs --tensor-parallel 2 or more" 2 --sequence-parallel
-ranks_refuse "2 ranks share 31 tokens" "give --seq-len 32 and --global-batch 128$" 2 --seq-len 31 --global-batch 124 \
+ranks_refuse "2 ranks share 31 tokens" "give --seq-len 30$" 2 --seq-len 31 --global-batch 124 \
     --tensor-parallel 2 --sequence-parallel
-check "2 ranks share 32 tokens, as the message says" \
-    ranks 2 "${train[@]}" --output "$scratch/advised" --seq-len 32 --global-batch 128 \
+check "2 ranks share 30 tokens, as the message says" \
+    ranks 2 "${train[@]}" --output "$scratch/advised" --seq-len 30 --global-batch 120 \
     --tensor-parallel 2 --sequence-parallel --steps 2
 ranks 3 "$program" eval --init "$scratch/advised" --val-data "$scratch/data/train_*.bin" --tensor-parallel 3 \
     >"$scratch/refused.log" 2>&1
@@ -127,7 +127,7 @@ check "eval on 3 ranks with 4 heads: the advice divides both" \
     grep -q "does not divide the model's 4 heads; give 1$" "$scratch/refused.log"
 ranks_refuse "FP8" "--precision fp8 does not combine with --tensor-parallel 2; give --precision bf16" 2 \
     --precision fp8 --tensor-parallel 2
-check "refused starts write nothing" test ! -e "$scratch/never"
+check "refused starts write nothing" test ! -e "$scratch/never/log.jsonl"
 
 # ---- bytes
 # as_planned RANKS OPTION...: step 1 of a run sends the bytes of plan, which rounds them to three digits.
