@@ -263,7 +263,7 @@ trap 'kill $builder 2>/dev/null' EXIT
 heading "unit tests"
 for source in dev/test/unit/test_*.cpp; do
     name=$(basename "$source" .cpp)
-    run "$name" 300 "build/release/$name"
+    run "$name" 600 "build/release/$name"
 done
 heading "committed inputs of the fuzzers"
 for name in "${replays[@]}"; do in_parallel "$name" 300 "build/release/$name"; done
@@ -277,7 +277,7 @@ for name in "${emulated[@]}"; do
 done
 report_all
 if [ ${#on_gpu[@]} = 0 ]; then skip "cuda" "$no_gpu"; fi
-for name in "${on_gpu[@]}"; do run "$name" 300 "build/release/$name"; done
+for name in "${on_gpu[@]}"; do run "$name" 600 "build/release/$name"; done
 run check_cuda 900 ./dev/check_cuda.sh
 
 # test_gpt2 runs once for each value of CPU_ISA. The error for an unknown value lists all. Unit tests of operations go
@@ -306,11 +306,11 @@ heading "the command line"
 # These measure how long a run takes to end, or what it does at the same time as something else.
 alone='/test_(hosts|lost_host|trace|watchdog).sh$'
 for script in dev/test/{cli,ranks,gpu}/test_*.sh; do
-    if ! [[ $script =~ $alone ]]; then in_parallel "$(basename "$script")" 300 bash "$script"; fi
+    if ! [[ $script =~ $alone ]]; then in_parallel "$(basename "$script")" 900 bash "$script"; fi
 done
 report_all
 for script in dev/test/{cli,ranks,gpu}/test_*.sh; do
-    if [[ $script =~ $alone ]]; then run "$(basename "$script")" 300 bash "$script"; fi
+    if [[ $script =~ $alone ]]; then run "$(basename "$script")" 900 bash "$script"; fi
 done
 
 if [ "$FAULTS" != 0 ]; then

@@ -60,6 +60,7 @@ for run in first second; do
     if [ $run = second ]; then endless+=(--resume); fi
     interrupt "kill -9, $run save" KILL "$scratch/killed" "${endless[@]}"
     if [ $run = first ]; then check "kill -9: nothing is saved" test ! -e "$scratch/killed/latest"; fi
+    # shellcheck disable=SC2046
     check "kill -9: the run starts again" \
         "${train[@]}" --steps 1000000 --checkpoint-every 20 $([ $run = second ] && echo --resume) \
         --stop-after 5 --output "$scratch/killed"

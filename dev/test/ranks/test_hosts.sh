@@ -70,6 +70,7 @@ cluster down 4
 
 # ---- faults, on two hosts
 timeout=$((5 * slower))
+# shellcheck disable=SC2206
 endless=("${train[@]}" --steps 100000 --checkpoint-every 0 --val-every 0 --quiet --timeout $timeout)
 check "cluster.sh makes 2 hosts again" cluster up 2
 start() {

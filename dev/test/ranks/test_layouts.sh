@@ -10,4 +10,4 @@ several_ranks_here
 export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1  # four ranks share the machine
 
 make build/release/layouts || exit 1
-mpirun --timeout 240 -np 4 build/release/layouts
+mpirun --timeout 800 -np 4 build/release/layouts

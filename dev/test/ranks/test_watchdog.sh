@@ -8,6 +8,7 @@ export OMP_NUM_THREADS=1
 make_shards "$scratch/data" 30000 || fail "no shards"
 train=("$program" --train-data "$scratch/data/train_*.bin" "${tiny[@]}" --micro-batch 1 --global-batch 48)
 timeout=$((3 * slower))  # seconds
+# shellcheck disable=SC2206
 endless=("${train[@]}" --steps 1000000 --checkpoint-every 1000000 --timeout $timeout)
 start() {
     "$@" >"$scratch/job.log" 2>&1 </dev/null &
