@@ -146,13 +146,27 @@ fi
 
 # A signal in a validation of a second: before the first step, and after a step, which is saved.
 validated=("$program" --train-data "$scratch/data/train_*.bin" --val-data "$scratch/more/train_*.bin" "${tiny[@]}"
-    --quiet=0 --steps 4 --val-every 4 --val-batches 1000 --precision fp32)
+    --quiet=0 --steps 4 --val-every 4 --val-batches 2000 --precision fp32)
+# wait_until_caught PID: waits up to 20 s until the process catches SIGTERM, which it does from its first validation on.
+wait_until_caught() {
+    local caught
+    for _ in $(seq 1000); do
+        caught=$(sed -n 's/^SigCgt:[[:space:]]*//p' "/proc/$1/status" 2>/dev/null)
+        if (((0x${caught:-0} >> 14) & 1)); then return 0; fi
+        sleep 0.02
+    done
+    return 1
+}
 check "two long validations" "${validated[@]}" --output "$scratch/validated"
 for step in 0 4; do
+    if [ "$slower" != 1 ] && [ $step = 0 ]; then
+        skip "a signal in the validation of step 0" "an emulated CPU: its emulator catches the signals first"
+        continue
+    fi
     out=$scratch/in_validation_$step
     "${interruptible[@]}" "${validated[@]}" --output "$out" >"$scratch/said" 2>&1 &
     pid=$!
-    if [ $step = 0 ]; then wait_for "$out/run.toml" && sleep 0.3; else wait_for "$out/log.jsonl" '"step":3,'; fi
+    if [ $step = 0 ]; then wait_until_caught $pid; else wait_for "$out/log.jsonl" '"step":3,'; fi
     kill -TERM $pid
     wait $pid
     check "a signal in the validation of step $step: exit code 75" test $? = 75
