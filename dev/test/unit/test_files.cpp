@@ -102,7 +102,7 @@ TEST_CASE("an output that cannot be created is refused, and nothing is overwritt
     std::filesystem::create_symlink("none", dir / "dangling");
     for (const char* link : {"loop/out", "dangling"})
         CHECK(exit_code_of([&] { make_directories(dir / link); }) == EXIT_CANNOT_CREATE);
-    CHECK(refusal([&] { make_directories(dir / "a"); }).ends_with("/a: cannot create the directory: File exists"));
+    CHECK(refusal([&] { make_directories(dir / "a"); }).ends_with("/a is a file, not a directory; give another name"));
 }
 
 TEST_CASE("replace_file replaces the whole file, even if an interrupted replacement left its temporary file") {
