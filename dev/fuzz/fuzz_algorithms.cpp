@@ -1,10 +1,10 @@
-// sources: llmc/base/algorithm_choices.cpp llmc/base/common.cpp llmc/base/files.cpp
+// sources: llmc/cuda/algorithm_choices.cpp llmc/base/common.cpp
 //
 // fuzz_algorithms.cpp: reads any bytes as the file that keeps the algorithms chosen by --autotune. Choices that are
 // read must read back the same, the file's and those of a matmul and of an attention.
 #include <cstdlib>
 
-#include "base/algorithm_choices.h"
+#include "cuda/algorithm_choices.h"
 
 static void require(bool condition) {
     if (!condition) abort();

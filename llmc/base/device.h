@@ -4,7 +4,6 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -37,9 +36,9 @@ std::string device_libraries();  // libraries in use, with versions: "cuBLASLt 1
 // Algorithms of matmuls and attention that were chosen by timing. Each key names the device, its libraries and a
 // shape. A shape without a choice takes its library's first proposal. Algorithms may round differently, so only runs
 // with the same choices are bitwise equal. On the CPU there are no such algorithms, and these functions do nothing.
-using AlgorithmChoices = std::map<std::string, std::string>;
-void device_load_algorithms(const AlgorithmChoices& choices);  // replaces all choices
-AlgorithmChoices device_algorithms();
+// The text has a line for each choice; lines that cannot be read are ignored.
+void device_load_algorithms(const std::string& text);  // replaces all choices
+std::string device_algorithms();
 // While timing is on, the first use of a shape without a choice times several algorithms and chooses the fastest. The
 // timing repeats the operation, so a gradient that accumulates is then wrong.
 void device_time_algorithms(bool on);

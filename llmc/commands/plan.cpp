@@ -2,8 +2,8 @@
 #include "train/plan.h"
 #include "train/run.h"
 #include "train/saver.h"
+#include "train/trainer.h"
 
-#include "base/algorithm_choices.h"
 #include "checkpoint/checkpoint.h"
 #include "commands/commands.h"
 #include "model/mfu.h"
@@ -12,7 +12,7 @@
 // else assumes ASSUMED_MFU. peak: FLOP/s of this device.
 static std::string plan_time(Dtype dtype, const Options& o, const GPT2Config& config, const BatchPlan& batch,
                              double peak, int64_t steps_done) {
-    if (o.autotune == "on") device_load_algorithms(kept_choices());
+    if (o.autotune == "on") load_kept_algorithms();
     const int ranks = batch.world_size * o.tensor_parallel;
     const auto measured = measure_step(dtype, config, batch.B, batch.T, memory_options_of(o, 1), peak);
     const double flops = flops_per_token(config, batch.T) * double(batch.tokens_per_step) / ranks;

@@ -131,6 +131,6 @@ void fill_zero(void* device, int64_t bytes, Stream) {
 void device_reserve_scratch(int64_t bytes) { cpu::reserve_scratch(bytes); }
 void* device_scratch(int64_t bytes) { return cpu::scratch(bytes); }
 
-void device_load_algorithms(const AlgorithmChoices&) {}
-AlgorithmChoices device_algorithms() { return {}; }
+void device_load_algorithms(const std::string&) {}
+std::string device_algorithms() { return {}; }
 void device_time_algorithms(bool) {}

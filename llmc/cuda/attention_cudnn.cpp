@@ -19,7 +19,7 @@
 #include <map>
 #include <optional>
 
-#include "base/algorithm_choices.h"
+#include "cuda/algorithm_choices.h"
 #include "base/device.h"
 #include "cuda/autotune.h"
 #include "cuda/cuda_check.h"

@@ -29,9 +29,13 @@ std::string gpu::choice_for(const std::string& key) {
 
 void gpu::keep_choice(const std::string& key, const std::string& choice) { choices().all[key] = choice; }
 
-void device_load_algorithms(const AlgorithmChoices& all) {
+const AlgorithmChoices& gpu::algorithms() { return choices().all; }
+
+void gpu::load_algorithms(const AlgorithmChoices& all) {
     choices().all = all;
     choices().version++;
 }
-AlgorithmChoices device_algorithms() { return choices().all; }
+
+void device_load_algorithms(const std::string& text) { gpu::load_algorithms(parse_choices(text)); }
+std::string device_algorithms() { return choices_text(choices().all); }
 void device_time_algorithms(bool on) { choices().timing = on; }

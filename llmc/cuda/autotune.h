@@ -8,13 +8,17 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "cuda/algorithm_choices.h"
 #include "cuda/cuda_check.h"
 
 namespace gpu {
 
 // Whether a shape without a choice is to be timed now (device_time_algorithms).
 bool timing_algorithms();
-// Increases with each device_load_algorithms. A plan that was made at an earlier number is out of date.
+// The current choices. load_algorithms replaces them, and increases algorithms_version.
+const AlgorithmChoices& algorithms();
+void load_algorithms(const AlgorithmChoices& choices);
+// Increases with each load_algorithms. A plan that was made at an earlier number is out of date.
 int algorithms_version();
 // A choice; the key names the device, the library's version and the shape. choice_for returns "" if there is none.
 std::string choice_for(const std::string& key);

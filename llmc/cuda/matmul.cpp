@@ -27,7 +27,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/algorithm_choices.h"
+#include "cuda/algorithm_choices.h"
 #include "base/device.h"
 #include "cuda/autotune.h"
 #include "cuda/cuda_check.h"

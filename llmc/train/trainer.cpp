@@ -1,10 +1,12 @@
 #include "train/trainer.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <utility>
 
-#include "base/algorithm_choices.h"
 #include "base/common.h"
+#include "base/files.h"
 #include "base/trace.h"
 #include "infer/eval.h"
 #include "infer/generate.h"
@@ -32,23 +34,39 @@ static void time_micro_step(GPT2<floatX>& model) {
     model.tensor_ranks = tensor_ranks;
 }
 
+static std::string algorithms_file() {
+    const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    if (cache && *cache) return std::string(cache) + "/train_gpt2/algorithms.txt";
+    if (home && *home) return std::string(home) + "/.cache/train_gpt2/algorithms.txt";
+    fail(EXIT_CANNOT_CREATE, "neither HOME nor XDG_CACHE_HOME is set");
+}
+
+void load_kept_algorithms() {
+    try {
+        device_load_algorithms(read_file(algorithms_file(), 16 << 20));
+    } catch (const Error&) {  // none are kept
+    }
+}
+
 // Times the algorithms of shapes that no earlier run has timed on this machine. Changes gradients and activations.
 template <class floatX>
 static void time_algorithms(GPT2<floatX>& model, Log& log) {
-    const AlgorithmChoices known = kept_choices();
-    device_load_algorithms(known);
+    load_kept_algorithms();
+    const std::string known = device_algorithms();
     const double begin = seconds_now();
     time_micro_step(model);
-    const AlgorithmChoices choices = device_algorithms();
+    const std::string choices = device_algorithms();
     if (choices == known) return;
     std::string problem;
     try {
-        keep_choices(choices);
+        make_directories(parent_directory(algorithms_file()));
+        replace_file(algorithms_file(), choices);
     } catch (const Error& error) {
         problem = std::string("; the next start times them again: ") + error.what();
     }
-    log.note(format("timed the algorithms of %zu matmuls and attentions in %.1f s%s", choices.size() - known.size(),
-                    seconds_now() - begin, problem.c_str()));
+    const auto timed = std::ranges::count(choices, '\n') - std::ranges::count(known, '\n');
+    log.note(format("timed the algorithms of %d matmuls and attentions in %.1f s%s", int(timed), seconds_now() - begin,
+                    problem.c_str()));
 }
 
 // Called by all ranks before the first step, so that all compute with the algorithms of rank 0.
@@ -56,9 +74,8 @@ template <class floatX>
 static void choose_algorithms(GPT2<floatX>& model, const Run& run, Log& log) {
     if (device_memory_is_host()) return;
     if (run.is_rank0()) time_algorithms(model, log);
-    const std::string text =
-        run.groups.world.all_gather_text(run.is_rank0() ? choices_text(device_algorithms()) : "")[0];
-    if (!run.is_rank0()) device_load_algorithms(parse_choices(text));
+    const std::string text = run.groups.world.all_gather_text(device_algorithms())[0];
+    if (!run.is_rank0()) device_load_algorithms(text);
 }
 
 // ---- the start

@@ -64,6 +64,10 @@ struct MicroStep {
     bool last;  // of its virtual rank: each bucket is summed over the ranks as soon as backward has completed it
 };
 
+// Loads the algorithms that earlier runs have timed on this machine (--autotune), from
+// $XDG_CACHE_HOME/train_gpt2/algorithms.txt or below ~/.cache. A file that cannot be read has none.
+void load_kept_algorithms();
+
 template <class floatX>
 struct Trainer {
     const Run& run;

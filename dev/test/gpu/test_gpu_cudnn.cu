@@ -5,6 +5,7 @@
 
 #include "cpu/variants.h"
 #include "cuda/attention.cuh"
+#include "cuda/autotune.h"
 #include "gpu/on_gpu.h"
 #ifdef SIMT_EMULATOR
 #include "cuda/cudnn_plan.h"
@@ -185,22 +186,22 @@ TEST_CASE("each candidate for deterministic attention by cuDNN gives the same bi
     const Shape s = emulated ? Shape{1, 100, 2, 64} : Shape{4, 999, 12, 64};
     prepare(s, true);
     auto qkv = random_tensor<bf16>(s.tokens() * 3 * s.C(), 1), dout = random_tensor<bf16>(s.tokens() * s.C(), 2);
-    device_load_algorithms({});
+    gpu::load_algorithms({});
     device_time_algorithms(true);
     computed(s, qkv, dout, true);
     device_time_algorithms(false);
-    AlgorithmChoices choices = device_algorithms();
+    AlgorithmChoices choices = gpu::algorithms();
     const std::vector<int> engines = emulated ? std::vector<int>{6, 10, 14} : std::vector<int>{1, 2, 3, 5, 6, 7};
     for (int plan = 0; plan < 4; plan++)
         for (const int engine : engines) {
             CAPTURE(plan);
             CAPTURE(engine);
             for (auto& [key, choice] : choices) choice = format("%d engine %d", plan, engine);
-            device_load_algorithms(choices);
+            gpu::load_algorithms(choices);
             const Outputs first = computed(s, qkv, dout, true);
             for (int again = 0; again < 3; again++) expect_same_bits(first, computed(s, qkv, dout, true));
         }
-    device_load_algorithms({});
+    gpu::load_algorithms({});
 }
 
 // With equal keys, out is the mean of the values that the query attends to, and lse the natural logarithm of their
@@ -225,11 +226,11 @@ TEST_CASE("with equal keys cuDNN's attention averages all earlier values and no 
 
 TEST_CASE("timed plans agree with the definition, and a stored choice is used again") {
     if (!is_built_in()) return;
-    device_load_algorithms({});
+    gpu::load_algorithms({});
     device_time_algorithms(true);
     compare({3, 120, 4, 64}, true, {0, 2});
     device_time_algorithms(false);
-    AlgorithmChoices choices = device_algorithms();
+    AlgorithmChoices choices = gpu::algorithms();
     CHECK(choices.size() == 2);
     for (const auto& choice : choices) {
         CHECK(choice.first.ends_with(" B 3 T 120 NH 4 HS 64"));
@@ -245,11 +246,11 @@ TEST_CASE("timed plans agree with the definition, and a stored choice is used ag
          {"2 engine 14", "3 engine 6", "0 engine 10", "3 engine 99", "no plan", "18446744073709551615 engine 14"}) {
         CAPTURE(chosen);
         for (auto& [shape, choice] : choices) choice = chosen;
-        device_load_algorithms(choices);
+        gpu::load_algorithms(choices);
         compare({3, 120, 4, 64}, true, {0, 2});
-        CHECK(device_algorithms() == choices);
+        CHECK(gpu::algorithms() == choices);
     }
-    device_load_algorithms({});
+    gpu::load_algorithms({});
 }
 
 #ifdef SIMT_EMULATOR
@@ -260,11 +261,11 @@ TEST_CASE("deterministic backward takes a configuration that the heuristics do n
     const auto backward_choice = [](int compute_capability, Shape s) {
         simt::config.compute_capability = compute_capability;
         compare(s, true, {0, 1});  // with the first plan
-        device_load_algorithms({});
+        gpu::load_algorithms({});
         device_time_algorithms(true);
         compare(s, true, {0, 1});
         device_time_algorithms(false);
-        for (const auto& [key, choice] : device_algorithms())
+        for (const auto& [key, choice] : gpu::algorithms())
             if (key.find("backward, deterministic") != std::string::npos) return choice;
         return std::string("none");
     };
@@ -272,7 +273,7 @@ TEST_CASE("deterministic backward takes a configuration that the heuristics do n
     CHECK(backward_choice(90, {2, 111, 2, 64}) == "3 engine 6 2.0000 ms, first 5.0000 ms");   // tried last
     CHECK(backward_choice(80, {2, 112, 2, 64}) == "2 engine 14 3.0000 ms, first 5.0000 ms");
     CHECK(backward_choice(100, {2, 64, 1, 136}) == "2 engine 14 3.0000 ms, first 5.0000 ms");  // too many channels
-    device_load_algorithms({});
+    gpu::load_algorithms({});
     simt::config = as_it_was;
 }
 

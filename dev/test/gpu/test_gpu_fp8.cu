@@ -1,5 +1,6 @@
 // test_gpu_fp8.cu: the shared cases of the FP8 matmuls (cases_fp8.h) on the GPU or in the emulator, and tests of the
 // kernels that convert tensors to FP8.
+#include "cuda/autotune.h"
 #include "cuda/matmul.h"
 #include "gpu/gpu_backend.h"
 #include "support/cases_fp8.h"
@@ -50,7 +51,7 @@ TEST_CASE("FP8 matmuls of awkward sizes agree with the definition, with GELU fus
                                            {.accumulate = true}})
                 compare(gpu_backend, in, options);
         }
-        device_load_algorithms({});  // discards the plans
+        gpu::load_algorithms({});  // discards the plans
     }
     set_fused_epilogues(true);
 }
@@ -160,15 +161,15 @@ TEST_CASE("raise_amax finds the largest magnitude wherever it is, and infinity a
 }
 
 TEST_CASE("FP8 matmuls chosen by timing agree with the definition") {
-    device_load_algorithms({});
+    gpu::load_algorithms({});
     device_time_algorithms(true);
     const Inputs<bf16> in({48, 64, 96});
     compare(gpu_backend, in, {.gelu = true});
     device_time_algorithms(false);
     int fp8_choices = 0;
-    for (const auto& [key, choice] : device_algorithms()) fp8_choices += key.find(" fp8 m ") != std::string::npos;
+    for (const auto& [key, choice] : gpu::algorithms()) fp8_choices += key.find(" fp8 m ") != std::string::npos;
     CHECK(fp8_choices == 3);
-    device_load_algorithms({});
+    gpu::load_algorithms({});
 }
 
 #ifdef SIMT_EMULATOR

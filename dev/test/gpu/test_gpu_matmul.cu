@@ -1,7 +1,7 @@
 // test_gpu_matmul.cu: the shared cases of the matmuls (cases_matmul.h) on the GPU, with the library's epilogues and
 // with our own kernels in their place; and tests of the choice of algorithms by timing. The same source runs on a GPU
 // with cuBLASLt, and in the emulator with plain loops.
-#include "base/algorithm_choices.h"
+#include "cuda/autotune.h"
 #include "cuda/matmul.h"
 #include "gpu/gpu_backend.h"
 #include "support/cases_matmul.h"
@@ -71,7 +71,7 @@ TEST_CASE_TEMPLATE("matmuls of awkward sizes agree with the definition, with GEL
         compare_all<floatX>({2, 17 * unit, unit});
         compare_all<floatX>({5, 65 * unit, 3 * unit});
         compare_all<floatX>({4, unit, 65 * unit});
-        device_load_algorithms({});  // discards the plans
+        gpu::load_algorithms({});  // discards the plans
     }
     set_fused_epilogues(true);
 }
@@ -82,7 +82,7 @@ TEST_CASE("GELU is fused into the matmul on H100 and B200, and a separate kernel
     const Inputs<bf16> in({17, 64, 96});
     const auto result = [&](int compute_capability, bool fused_epilogues) {
         simt::config.compute_capability = compute_capability, simt::config.fused_epilogues = fused_epilogues;
-        device_load_algorithms({});  // discards the plans
+        gpu::load_algorithms({});  // discards the plans
         compare_forward<bf16>(in.s, {.gelu = true});
         return forward(gpu_backend, tested<bf16>, in, {.gelu = true}).out;
     };
@@ -91,7 +91,7 @@ TEST_CASE("GELU is fused into the matmul on H100 and B200, and a separate kernel
     for (const int compute_capability : {80, 86, 89, 120}) CHECK(same_bits(result(compute_capability, true), apart));
     for (const int compute_capability : {90, 100}) CHECK(!same_bits(result(compute_capability, true), apart));
     simt::config = as_it_was;
-    device_load_algorithms({});
+    gpu::load_algorithms({});
 }
 #endif
 
@@ -111,7 +111,7 @@ TEST_CASE_TEMPLATE("the gradients of a matmul have the same bits in two calls as
                 gradients_one_by_one<floatX>(gpu_backend, tested<floatX>, in,
                                              {.bias = false, .gelu = gelu, .accumulate = accumulate});
             }
-        device_load_algorithms({});  // discards the plans
+        gpu::load_algorithms({});  // discards the plans
     }
     set_fused_epilogues(true);
 }
@@ -174,12 +174,12 @@ TEST_CASE("working memory of the matmuls is part of the plan") {
 // Loads the choices and discards the plans. During its lifetime, shapes without a choice are timed.
 struct Timing {
     explicit Timing(const AlgorithmChoices& choices) {
-        device_load_algorithms(choices);
+        gpu::load_algorithms(choices);
         device_time_algorithms(true);
     }
     ~Timing() {
         device_time_algorithms(false);
-        device_load_algorithms({});
+        gpu::load_algorithms({});
     }
 };
 
@@ -202,16 +202,16 @@ TEST_CASE("matmuls chosen by timing agree with the definition, and the choice is
     const Tensor<bf16> timed = compared_forward();
     compare_backward<bf16>({40, 64, 96}, gelu);
     compare_backward<bf16>({40, 64, 96}, gelu_added);
-    const AlgorithmChoices choices = device_algorithms();
+    const AlgorithmChoices choices = gpu::algorithms();
     for (const char* shape : {"forward bf16 m 96 n 17 k 64+bias+gelu, ", "input-gradient bf16 m 64 n 40 k 96*gelu', ",
                               "weight-gradient bf16 m 64 n 96 k 40+bias gradient, "})
         CHECK(choices.count(key_of(choices, shape)) == 1);
 
-    device_load_algorithms(choices);  // a later run: nothing is timed, and the bits are the same
+    gpu::load_algorithms(choices);  // a later run: nothing is timed, and the bits are the same
     const Tensor<bf16> again = compared_forward();
     compare_backward<bf16>({40, 64, 96}, gelu);
     expect_close("with the choices", again, timed, 96, 0.0f, 0.0f);
-    CHECK(device_algorithms() == choices);
+    CHECK(gpu::algorithms() == choices);
 
     // A choice that cannot be read, or that the library refuses, is timed again. Choices of other GPUs stay.
     const std::string key = key_of(choices, "+bias+gelu, ");
@@ -223,11 +223,11 @@ TEST_CASE("matmuls chosen by timing agree with the definition, and the choice is
         AlgorithmChoices damaged = choices;
         damaged[key] = damage;
         damaged["another GPU; forward"] = "1 2 3";
-        device_load_algorithms(damaged);
+        gpu::load_algorithms(damaged);
         compare_forward<bf16>(in.s, gelu);
-        CHECK(parse_matmul_choice(device_algorithms()[key]).has_value());
-        CHECK(device_algorithms()[key] != damage);
-        CHECK(device_algorithms()["another GPU; forward"] == "1 2 3");
+        CHECK(parse_matmul_choice(gpu::algorithms().at(key)).has_value());
+        CHECK(gpu::algorithms().at(key) != damage);
+        CHECK(gpu::algorithms().at("another GPU; forward") == "1 2 3");
     }
 }
 
@@ -240,9 +240,9 @@ TEST_CASE("matmuls chosen by timing have the same gradients in two calls as in o
         const Timing timing(choices);
         gradients_one_by_one<bf16>(gpu_backend, tested<bf16>, in, {.gelu = true});
         gradients_one_by_one<bf16>(gpu_backend, tested<bf16>, in, {.gelu = true, .accumulate = true});
-        const std::string key = key_of(device_algorithms(), "weight-gradient bf16 m 64 n 96 k 40+bias gradient, ");
-        if (route == 1 && emulated) CHECK(choices == device_algorithms());
-        choices = device_algorithms();
+        const std::string key = key_of(gpu::algorithms(), "weight-gradient bf16 m 64 n 96 k 40+bias gradient, ");
+        if (route == 1 && emulated) CHECK(choices == gpu::algorithms());
+        choices = gpu::algorithms();
         choices[key][0] = '1';  // next round: the library's bias gradient
     }
 }
@@ -253,7 +253,7 @@ TEST_CASE("the library's bias gradient agrees with the definition, also when it 
         const Timing timing(choices);
         compare_backward<bf16>({40, 64, 96}, {});
         compare_backward<bf16>({40, 64, 96}, {.accumulate = true});
-        choices = device_algorithms();
+        choices = gpu::algorithms();
         const std::string key = key_of(choices, "weight-gradient bf16 m 64 n 96 k 40+bias gradient, ");
         if (route == 0) choices[key][0] = '1';  // next round: the library's bias gradient
         if (route == 1 && emulated) CHECK(choices[key][0] == '1');
@@ -265,37 +265,37 @@ TEST_CASE("timing chooses split-K for a weight gradient, and the third algorithm
     const Timing timing({});
     compare_forward<bf16>({40, 64, 96}, {});
     compare_backward<bf16>({40, 64, 96}, {.bias = false});
-    AlgorithmChoices choices = device_algorithms();
+    AlgorithmChoices choices = gpu::algorithms();
     const std::string forward = key_of(choices, "forward bf16 m 96 n 40 k 64+bias, ");
     CHECK(choices[forward].starts_with("0 2 1 0"));
     CHECK(choices[forward].ends_with(" 3.0000 ms, first 5.0000 ms"));
     CHECK(choices[key_of(choices, "weight-gradient bf16 m 64 n 96 k 40, ")].starts_with("0 0 4 2 "));  // split by 4
 
     choices[forward][2] = '1';  // the second algorithm
-    device_load_algorithms(choices);
+    gpu::load_algorithms(choices);
     compare_forward<bf16>({40, 64, 96}, {});
-    CHECK(device_algorithms()[forward].starts_with("0 1 1 0"));
+    CHECK(gpu::algorithms().at(forward).starts_with("0 1 1 0"));
 }
 
 TEST_CASE("a weight gradient that was not timed is split if its tiles would leave multiprocessors idle") {
     const Inputs<bf16> in({4096, 64, 96});  // a result of one tile
     AlgorithmChoices choices;
     const auto dweight = [&] {
-        device_load_algorithms(choices);
+        gpu::load_algorithms(choices);
         return backward(gpu_backend, tested<bf16>, in, {.bias = false}).dweight;
     };
     const Tensor<float> not_timed = dweight();
     {
         const Timing timing({});
         backward(gpu_backend, tested<bf16>, in, {.bias = false});
-        choices = device_algorithms();
+        choices = gpu::algorithms();
     }
     std::string& choice = choices[key_of(choices, "weight-gradient bf16 m 64 n 96 k 4096, ")];
     choice = "0 0 1 0 0 0 0 0 0";  // the first algorithm, not split
     CHECK(!same_bits(dweight(), not_timed));
     choice = "0 0 4 2 0 0 0 0 0";  // the first algorithm, split by 4
     CHECK(same_bits(dweight(), not_timed));
-    device_load_algorithms({});
+    gpu::load_algorithms({});
 }
 
 TEST_CASE("an algorithm that needs more alignment than an operand has is not used for it") {
@@ -310,7 +310,7 @@ TEST_CASE("an algorithm that needs more alignment than an operand has is not use
         gpu::matmul_forward<bf16>(y, none, nullptr, static_cast<bf16*>(x) + from, rows, none, none, N, IC, OC, nullptr);
         wait_for_device();
     }
-    AlgorithmChoices choices = device_algorithms();
+    AlgorithmChoices choices = gpu::algorithms();
     CHECK(choices[key_of(choices, "m 96 n 16 k 64, aligned to 128")].starts_with("0 2 "));
     CHECK(choices[key_of(choices, "m 96 n 16 k 64, aligned to 16")].starts_with("0 1 "));
 }

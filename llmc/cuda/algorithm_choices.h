@@ -1,22 +1,17 @@
-// algorithm_choices.h: the text of the algorithms that were chosen by timing (device_algorithms in device.h), as it is
-// kept in a file and sent to other ranks. The file may have any content: lines and choices that cannot be read are
-// ignored, and their shapes are timed again.
+// algorithm_choices.h: algorithms that were chosen by timing, as text for a file and for other ranks. The text may have
+// any content: lines and choices that cannot be read are ignored, and their shapes are timed again.
 #pragma once
 #include <array>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 
-#include "base/device.h"
+using AlgorithmChoices = std::map<std::string, std::string>;
 
-// One choice per line: "device; libraries; shape: algorithm".
+// Writes one choice per line: "device; libraries; shape: algorithm".
 std::string choices_text(const AlgorithmChoices& choices);
 AlgorithmChoices parse_choices(const std::string& text);
-
-// The choices of earlier runs on this machine, in $XDG_CACHE_HOME/train_gpt2/algorithms.txt or below ~/.cache. A file
-// that cannot be read has none.
-AlgorithmChoices kept_choices();
-void keep_choices(AlgorithmChoices choices);  // adds choices to that file
 
 // Times in milliseconds of the chosen algorithm, and of the first candidate.
 struct ChoiceTimes {

@@ -1,13 +1,11 @@
-#include "base/algorithm_choices.h"
+#include "cuda/algorithm_choices.h"
 
 #include <algorithm>
 #include <charconv>
 #include <cinttypes>
-#include <cstdlib>
 #include <string_view>
 
 #include "base/common.h"
-#include "base/files.h"
 
 std::string choices_text(const AlgorithmChoices& choices) {
     std::string text;
@@ -24,29 +22,6 @@ AlgorithmChoices parse_choices(const std::string& text) {
         if (colon != std::string::npos) choices[line.substr(0, colon)] = line.substr(colon + 2);
     }
     return choices;
-}
-
-static std::string choices_file() {
-    const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-    if (cache && *cache) return std::string(cache) + "/train_gpt2/algorithms.txt";
-    if (home && *home) return std::string(home) + "/.cache/train_gpt2/algorithms.txt";
-    fail(EXIT_CANNOT_CREATE, "neither HOME nor XDG_CACHE_HOME is set");
-}
-
-AlgorithmChoices kept_choices() {
-    constexpr int64_t max_bytes = 16 << 20;
-    try {
-        return parse_choices(read_file(choices_file(), max_bytes));
-    } catch (const Error&) {
-        return {};
-    }
-}
-
-void keep_choices(AlgorithmChoices choices) {
-    const std::string file = choices_file();
-    choices.merge(kept_choices());
-    make_directories(parent_directory(file));
-    replace_file(file, choices_text(choices));
 }
 
 static std::string times_text(ChoiceTimes times) {
