@@ -46,7 +46,8 @@ for isa in $values; do
             run=$scratch/${isa}_$precision
             check "CPU_ISA=$isa trains in $precision" printing "$run.out" \
                 env CPU_ISA="$isa" "${train[@]}" --precision $precision --output "$run"
-            check "CPU_ISA=$isa in $precision: log.jsonl, the first lines and MFU agree" facts "$run" "$isa" $precision 2
+            check "CPU_ISA=$isa in $precision: log.jsonl, the first lines and MFU agree" \
+                facts "$run" "$isa" $precision 2
             # Without bf16 instructions operands are widened to fp32, so bf16 matmuls are never faster than fp32 ones.
             case $isa:$precision in plain:bf16 | avx2:bf16 | avx512:bf16 | neon:bf16)
                 check "CPU_ISA=$isa in bf16: the table says that fp32 is faster" \

@@ -5,8 +5,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../../.." || exit 1
 
 program=${PROGRAM:-$PWD/build/release/train_gpt2}
 scratch=$(mktemp -d)
-# is_main_shell: bash has forked a command in the background, but not yet executed it, and a signal ends the copy: the copy
-# runs the EXIT trap, too.
+# is_main_shell: a signal may end the copy that bash forks for a command in the background before it executes the
+# command, and the copy runs the EXIT trap, too.
 is_main_shell() { [ "$BASHPID" = $$ ]; }
 trap 'if is_main_shell; then rm -rf "$scratch"; fi' EXIT
 export XDG_CACHE_HOME=$scratch/cache  # for the choices of --autotune
@@ -29,7 +29,8 @@ check() {
     if "$@" >"$scratch/check.log" 2>&1; then pass "$name"; else fail "$name: $*: $(tail -n 5 "$scratch/check.log")"; fi
 }
 
-# refused NAME CODE TEXT COMMAND...: the command must end with the exit code CODE and print one line "error: ..." with TEXT.
+# refused NAME CODE TEXT COMMAND...: the command must end with the exit code CODE and print one line "error: ..." with
+# TEXT.
 refused() {
     local name=$1 code=$2 text=$3 status=0
     shift 3
@@ -56,7 +57,8 @@ first_val() { sed -n 's/.*"kind":"val","step":0,"val_loss":\([0-9.]*\).*/\1/p' "
 
 # nearly A B TOLERANCE: the last validation losses of two runs differ by at most this fraction.
 nearly() {
-    awk -v a="$(val_loss "$1")" -v b="$(val_loss "$2")" -v e="$3" 'BEGIN { exit !(a > 0 && b > 0 && a - b < e * b && b - a < e * b) }'
+    awk -v a="$(val_loss "$1")" -v b="$(val_loss "$2")" -v e="$3" \
+        'BEGIN { exit !(a > 0 && b > 0 && a - b < e * b && b - a < e * b) }'
 }
 
 # within A B: A and B differ by less than 2 %.
@@ -71,18 +73,23 @@ same_run() {
     for file in model optimizer; do cmp "$1/$step/$file.safetensors" "$2/$step/$file.safetensors" || return 1; done
 }
 
-# make_text WORDS: prints random words of a small language, the same each time, with enough structure for the loss to fall.
+# make_text WORDS: prints random words of a small language, the same each time, with enough structure for the loss to
+# fall.
 make_text() {
-    awk -v n="$1" 'BEGIN { srand(1); split("the a king queen old young saw heard of and to in house river went came", w, " ")
-        for (i = 0; i < n; i++) printf "%s%s", w[int(rand() * 16) + 1], i % 12 == 11 ? ".\n" : " " }'
+    awk -v n="$1" 'BEGIN {
+        srand(1)
+        split("the a king queen old young saw heard of and to in house river went came", w, " ")
+        for (i = 0; i < n; i++) printf "%s%s", w[int(rand() * 16) + 1], i % 12 == 11 ? ".\n" : " "
+    }'
 }
 
 # ---- ranks by mpirun
 
-# Lets mpirun start more ranks than cores, also as root, and lets a waiting rank yield its core. The first variables are for
-# Open MPI 4, the second for Open MPI 5, whose mpirun is PRRTE's. Also sets each_rank, which is explained below.
+# Lets mpirun start more ranks than cores, also as root, and lets a waiting rank yield its core. The variables OMPI_*
+# are for Open MPI 4, PRTE_* for Open MPI 5, whose mpirun is PRRTE's. Also sets each_rank, which is explained below.
 several_ranks_here() {
-    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_mpi_yield_when_idle=1 OMP_WAIT_POLICY=passive \
+    export OMP_WAIT_POLICY=passive OMPI_MCA_mpi_yield_when_idle=1 \
+        OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
         OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none \
         PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe PRTE_MCA_hwloc_default_binding_policy=none
     # mpirun -np 2 $each_rank A... + B...: rank 0 runs the first command, rank 1 the second. It replaces
@@ -135,14 +142,17 @@ no_hosts_because() {
 without_zeros() { sed -i 's/\x00//g' "$1"; }
 
 # children PID: its child processes. pgrep would need the package procps.
-children() { cat /proc/[0-9]*/stat 2>/dev/null | sed 's/(.*) //' | awk -v parent="$1" '$3 == parent { print $1 }' | sort -n; }
+children() {
+    cat /proc/[0-9]*/stat 2>/dev/null | sed 's/(.*) //' | awk -v parent="$1" '$3 == parent { print $1 }' | sort -n
+}
 
 # runs PID: the process exists and is not a zombie (Z).
 runs() { [ -e "/proc/$1" ] && [ "$(sed 's/.*) //; s/ .*//' "/proc/$1/stat" 2>/dev/null)" != Z ]; }
 
-# take_ports: reserves 400 TCP ports for this test, and sets port to the first of them. The test and the processes that it has
-# started hold a lock on a file of /tmp until all of them have ended. The search begins at a place that depends on the process ID,
-# because a test in a chroot sees another /tmp but the same ports. All ports are below 32768, where Linux's choice of free ports begins.
+# take_ports: reserves 400 TCP ports for this test, and sets port to the first of them. The test and the processes that
+# it has started hold a lock on a file of /tmp until all of them have ended. The search begins at a place that depends on
+# the process ID, because a test in a chroot sees another /tmp but the same ports. All ports are below 32768, where
+# Linux's choice of free ports begins.
 take_ports() {
     local i file lock
     for ((i = 0; i < 31; i++)); do
@@ -156,12 +166,13 @@ take_ports() {
     fail "no free ports: other tests have locked all of /tmp/train_gpt2_ports_*" && exit 1
 }
 
-# Use as "${torchrun[@]}" OPTION... COMMAND.... It runs the torchrun of Debian's PyTorch. It gives -r and -t, because version 1.13
-# cannot parse their default values under Python 3.11.
+# Use as "${torchrun[@]}" OPTION... COMMAND.... It runs the torchrun of Debian's PyTorch. It gives -r and -t, because
+# version 1.13 cannot parse their default values under Python 3.11.
 python=/usr/bin/python3
 torchrun=("$python" -m torch.distributed.run -r 9:1 -t 9:1 --monitor_interval=0.1 --no_python)
-# The options of torchrun for one host; torchrun listens on any free port. They replace --standalone, which in version 1.13 always
-# listens on port 29400: a second run would join the store of the first run, and fail when the first run ends.
+# The options of torchrun for one host; torchrun listens on any free port. They replace --standalone, which in version
+# 1.13 always listens on port 29400: a second run would join the store of the first run, and fail when the first run
+# ends.
 # shellcheck disable=SC2034  # the tests use it
 one_host=(--nnodes=1 --rdzv_backend=c10d --rdzv_endpoint=localhost:0 --rdzv_id=one)
 
@@ -178,12 +189,15 @@ slower=${SLOWER:-1}
 
 # wait_for FILE [TEXT]: waits up to 20 s until the file exists and has the text.
 wait_for() {
-    for _ in $(seq $((1000 * slower))); do if [ -e "$1" ] && grep -qs -- "${2:-}" "$1"; then return 0; fi; sleep 0.02; done
+    for _ in $(seq $((1000 * slower))); do
+        if [ -e "$1" ] && grep -qs -- "${2:-}" "$1"; then return 0; fi
+        sleep 0.02
+    done
     return 1
 }
 
-# ends SECONDS: waits for $job, which is killed after three times these seconds. Sets status and seconds. Succeeds if the job has
-# ended in time.
+# ends SECONDS: waits for $job, which is killed after three times these seconds. Sets status and seconds. Succeeds if
+# the job has ended in time.
 # shellcheck disable=SC2154  # the test sets job
 ends() {
     local begin=$EPOCHREALTIME killer

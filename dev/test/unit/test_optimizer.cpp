@@ -1,5 +1,5 @@
-// test_optimizer.cpp: tests that a step with a gradient that is not finite never changes the weights, and what the steps
-// after it do.
+// test_optimizer.cpp: tests that a step with a gradient that is not finite never changes the weights, and what the
+// steps after it do.
 #include "train/optimizer.h"
 
 #include <algorithm>
