@@ -60,7 +60,7 @@ struct Work {
 struct Operation {
     const char* name;
     int calls;  // per step with one micro-batch, without recomputation, with GELU fused into the matmul
-    Work work;  // of one call
+    Work work;  // FLOPs and bytes of one call
 };
 
 // Every operation that is timed, and its work for floatX of `element` bytes. dev/bench/ledger.py predicts the times of

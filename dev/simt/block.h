@@ -20,7 +20,7 @@ struct Thread {
     int warp = 0, lane = 0;
     State state = State::fresh;
     Site site{};        // the last operation in which the thread could have waited
-    unsigned mask = 0;  // of the warp operation in which the thread waits, like slot
+    unsigned mask = 0;  // lanes of the warp operation in which the thread waits
     Slot* slot = nullptr;
     void* stack_pointer = nullptr;
     char* stack = nullptr;

@@ -25,7 +25,7 @@ namespace {
 
 struct Config {
     int64_t engine, workspace;
-    cudnnStatus_t planned, executed;  // what making a plan and executing it return
+    cudnnStatus_t planned, executed;  // statuses that making a plan and executing it return
     float ms;
 };
 constexpr int64_t too_much = int64_t(1) << 50;
@@ -68,7 +68,7 @@ const KnownConfig known_configs[] = {
 struct Object {
     cudnnBackendDescriptorType_t type;
     bool is_final = false;
-    const Config* config = nullptr;  // of configurations, engines and plans
+    const Config* config = nullptr;  // set in configurations, engines and plans
     Object* graph = nullptr;
     std::map<int, std::vector<char>> attributes;
 
@@ -136,7 +136,7 @@ struct Tensor {
         return b * strides[0] + h * strides[1] + i * strides[2] + j * strides[3];
     }
     int64_t count() const { return dims[0] * dims[1] * dims[2] * dims[3]; }
-    bool is_view() const { return extent_bytes() != count() * element_bytes(); }  // of rows of a larger tensor
+    bool is_view() const { return extent_bytes() != count() * element_bytes(); }  // rows lie apart
     int64_t extent_bytes() const {
         return (offset(dims[0] - 1, dims[1] - 1, dims[2] - 1, dims[3] - 1) + 1) * element_bytes();
     }

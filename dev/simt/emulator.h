@@ -126,7 +126,7 @@ void* shared_variable(const void* key, const char* name, size_t bytes, size_t al
 void* dynamic_shared_memory();
 bool is_shared(const void* p, size_t bytes);
 
-struct Copy {  // of 16 bytes
+struct Copy {  // an asynchronous copy of 16 bytes
     void* to;
     const void* from;
 };

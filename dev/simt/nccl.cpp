@@ -118,7 +118,7 @@ sockaddr_un address_of(const std::string& name, socklen_t& length) {
     return address;
 }
 
-// What a rank says in ncclCommSplit. `name` is that of a socket on which it listens: the group's rank 0 needs one.
+// A message of a rank in ncclCommSplit. `name` is that of a socket on which it listens: the group's rank 0 needs one.
 struct SplitRequest {
     int32_t color, key, rank;
     char name[64];

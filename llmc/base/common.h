@@ -65,4 +65,4 @@ std::string human_bytes(int64_t bytes);  // 6593445888 -> "6.14 GiB"
 // 1034.5 -> "1,035", 0.0001234 -> "0.000123", 4.0 -> "4".
 std::string plain_number(double value, int digits = 3);
 double seconds_now();    // monotonic clock
-std::string host_name();  // of this machine
+std::string host_name();  // the name of this machine

@@ -61,7 +61,7 @@ struct MicroStepGraph {
 // The place of a micro-step among those that accumulate into the same gradients.
 struct MicroStep {
     int virtual_rank, index;
-    bool last;  // of its virtual rank: each bucket is summed over the ranks as soon as backward has completed it
+    bool last;  // the last of its virtual rank: each bucket is reduced as soon as backward has completed it
 };
 
 // Loads the algorithms that earlier runs have timed on this machine (--autotune), from
@@ -77,8 +77,8 @@ struct Trainer {
     std::unique_ptr<DataLoader> val_loader;  // null without validation
     GPT2<floatX> model;
     Optimizer<floatX> optimizer;
-    MicroStepGraph graphs[2];  // of the first micro-step, which overwrites gradients, and of the others
-    StepResults results[2];    // of even and odd steps
+    MicroStepGraph graphs[2];  // the first micro-step's, which overwrites gradients, and that of the others
+    StepResults results[2];    // even and odd steps'
     Outliers outliers;
     Stragglers stragglers;
     TrainerState state;   // after the last step that counts: step, tokens, position in the data

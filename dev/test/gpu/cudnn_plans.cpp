@@ -78,7 +78,7 @@ TEST_CASE("the last plan for deterministic backward on an H100 adds dQ up in a f
         const auto& last = found.plans.back();
         CHECK(last.engine == 6);
         CHECK(last.dq_sums_bytes == int64_t(shape.B) * shape.T * shape.NH * shape.HS * int64_t(sizeof(float)));
-        CHECK(last.workspace_bytes <= MiB / 4);  // of flags by which blocks wait; 96 KiB were measured
+        CHECK(last.workspace_bytes <= MiB / 4);  // flags by which blocks wait; 96 KiB were measured
     }
 }
 

@@ -54,13 +54,13 @@ struct Shape {
     int recompute, sp, chunks;
     int virt;  // virtual ranks
     int bf16, master;
-    int gain;      // of the initial matrices
+    int gain;      // scale of the initial matrices
     int big_head;  // factor of the initial wte, for large logits
     int ignore;    // whether some targets are ignored
     int clip, tiny_eps, seed;
 
     GPT2Config config() const { return {T + 1, V, L, NH, NH * HS}; }
-    int micro_batches() const { return dp * accum; }  // of a step
+    int micro_batches() const { return dp * accum; }  // per step
     int64_t tokens_per_step() const { return int64_t(B) * T * micro_batches(); }
     float lr() const { return tiny_eps ? 1e-3f : 1e-2f; }
     AdamWConfig constants() const { return {0.9f, 0.95f, tiny_eps ? 1e-8f : 3e-3f, 0.1f, uint64_t(seed)}; }
@@ -171,11 +171,11 @@ static Shape random_shape(int seed) {
 
 // ---- Training
 
-// What a shape's training results in, on one rank: tensors as in a flat buffer of the whole model.
+// Results of a shape's training on one rank: tensors as in a flat buffer of the whole model.
 struct Results {
     ParamLayout whole;
-    std::vector<float> losses, norms;  // of each step
-    std::vector<float> gradients;      // of the first step
+    std::vector<float> losses, norms;  // one per step
+    std::vector<float> gradients;      // after the first step
     std::vector<float> slots[3];       // weights and state after the last step
     std::vector<float> token_losses, logits;
     std::vector<int> generated;  // tokens, each the likeliest one
@@ -375,7 +375,7 @@ static double distance(const float* x, const float* y, int64_t count) {
 
 struct Reference {
     Results results;
-    std::map<std::string, double> bounds;  // of the norm of a difference, by name of the quantity and of the tensor
+    std::map<std::string, double> bounds;  // largest norm of a difference, by quantity and tensor
 };
 
 // Calls f(name, first, second, count) for each quantity that has a bound.

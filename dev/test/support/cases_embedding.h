@@ -95,7 +95,7 @@ template <class floatX>
 struct ShardResults {
     Tensor<float> out;                // the sum over the shards
     Tensor<float> dwte;               // the rows of all shards
-    std::vector<Tensor<float>> dwpe;  // of each shard
+    std::vector<Tensor<float>> dwpe;  // one per shard
 };
 
 // Behind the rows of each shard there is one that the operations must neither read nor write.

@@ -249,7 +249,7 @@ struct FaultTest {
     int least_calls;                                                           // that `run` makes on x86-64
     std::function<void(const TemporaryDirectory&)> prepare;                    // before `run`
     std::function<void(const TemporaryDirectory&)> run;                        // in the child process
-    std::function<void(const TemporaryDirectory&, const FaultResult&)> check;  // what the fault left behind
+    std::function<void(const TemporaryDirectory&, const FaultResult&)> check;  // checks what the fault left behind
     std::vector<int> codes = {EXIT_IO, EXIT_CANNOT_CREATE};  // exit codes with which `run` may report a failed call
 };
 

@@ -143,7 +143,7 @@ TEST_CASE("files are synced before their final name, and the name before old fil
 // call in turn. Afterwards the newest checkpoint must be whole, and must be the old or the new one. A new run must be
 // able to clean up and save.
 static void check_every_call(const std::string& before, int64_t old_step, int64_t step, int error) {
-    const auto save_new = [step](const std::string& output) {  // of seed 99, which no checkpoint of `before` has
+    const auto save_new = [step](const std::string& output) {  // seed 99: no checkpoint of `before` has it
         const FlatState state(small_model, 99);
         save_checkpoint(save_options(output, 1), state.layout, state.view(), trainer_state(step));
     };

@@ -202,7 +202,7 @@ TEST_CASE("one process at a time holds a lock; it is free when the process has e
                      dir.path.c_str(), int(getpid()), host_name().c_str()));
         CHECK(read_bytes(path).starts_with("pid "));  // the refused one has not written into it
         std::filesystem::rename(path, dir / "moved");
-        const FileLock next(path);  // of another run, after a user has moved the directory
+        const FileLock next(path);  // another run's, after a user has moved the directory
         CHECK(next.held);
     }
     CHECK(list_directory(dir.path) == std::vector<std::string>{"moved"});

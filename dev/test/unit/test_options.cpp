@@ -137,7 +137,7 @@ TEST_CASE("an option that is gone, or another trainer's, is refused with what to
     CHECK(contains(use({"--gradient_accumulation_steps", "5"}), "--global-batch, in tokens per step"));
     CHECK(use({"-m", "5"}) == "--val-batches");
     CHECK(contains(use({"verify", "out"}), "--resume or --init"));
-    // What the messages name exists.
+    // Everything that the messages name exists.
     const std::string help = parse({"--help"}).text;
     for (const char* option : {"--ranks", "--check-replicas", "--timeout", "--spike-z", "--quiet", "--trace"})
         CHECK(contains(help, option));
@@ -241,7 +241,7 @@ TEST_CASE("steps and warmup that are not given follow from the data") {
 
 // ---- run.toml, --config and --resume
 
-// What a resume of the run in `out` reads.
+// Returns the options that a resume of the run in `out` reads.
 static Options resumed(const TemporaryDirectory& out, std::vector<const char*> more = {}) {
     more.insert(more.begin(), {"--resume", "--output", out.path.c_str()});
     return parse(more);

@@ -332,7 +332,7 @@ TEST_CASE("each stage of ZeRO sends gradients and weights as often as it needs t
             CHECK(sent(0).per_step == 2 * share * gradient + stats);
             CHECK(sent(1).per_step == share * (gradient + weight) + stats);
             CHECK(sent(2).per_step == share * (steps * gradient + weight) + stats);
-            // Of four layers, forward gathers two and backward two; the others are in memory.
+            // Forward gathers two of the four layers and backward two; the others are in memory.
             CHECK(sent(3).per_step == share * (steps * gradient + weight) + (2 * steps - 1) * layers * weight + stats);
             CHECK(sent(1).per_micro_step == 0);
             CHECK(sent(2).per_micro_step == share * gradient);
@@ -367,7 +367,7 @@ TEST_CASE("tensor parallelism sends activations, and divides the gradients") {
             const int64_t stats = 2 * (step_stats_bytes(layout, 2, 2 * tp) / (2 * tp) * (2 * tp - 1));
             CHECK(sent().per_micro_step == per_micro_step);
             CHECK(sent().per_step == 2 * per_micro_step + gradients + stats);
-            options.recompute = "layer";  // of three layers: attproj's output
+            options.recompute = "layer";  // attproj's output of three layers
             CHECK(sent().per_micro_step == per_micro_step + 3 * 2 * pass);
 
             options.recompute = "none", options.sequence_parallel = true;
