@@ -183,17 +183,19 @@ for step in 0 4; do
         same_run "$scratch/validated" "$out" 4
 done
 
-# Data that become unreadable end the run; with the data back, it continues from its last checkpoint.
+# Data that become unreadable end the run, which saves its last step; with the data back, it continues from there.
 cp -r "$scratch/more" "$scratch/spoilt"
 shard=$(ls "$scratch"/spoilt/train_*.bin | head -1)
 for how in "truncate -s 5000" rm; do
     cp "$scratch"/more/train_*.bin "$scratch/spoilt/"
     out=$scratch/data_${how%% *}
-    begin "$out" --train-data "$scratch/spoilt/train_*.bin" --checkpoint-every 1
+    begin "$out" --train-data "$scratch/spoilt/train_*.bin"
     $how "$shard"
     wait $pid
     status=$?
     check "$how a shard: exit code $status" test $status = 65 -o $status = 66
+    check "$how a shard: the last step is saved" test "$(grep -c '"kind":"step"' "$out/log.jsonl")" = \
+        "$(sed 's/step_0*//' "$out/latest")"
     cp "$scratch"/more/train_*.bin "$scratch/spoilt/"
     check "$how a shard: resumed with the data restored" \
         "${slow[@]}" --train-data "$scratch/spoilt/train_*.bin" --output "$out" --resume
