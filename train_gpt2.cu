@@ -1,20 +1,28 @@
-// train_gpt2.cu: main(), the training loop, and one optimizer step.
+// train_gpt2.cu: one optimizer step, the training loop, and main().
 //
-// main chooses the command. train makes the model and the optimizer (train/trainer.h) of a run (train/run.h), and calls
-// train_step in a loop. train_step runs forward and backward (model/gpt2.h) on each micro-batch, then the optimizer
-// (train/optimizer.h) updates the weights.
+// main reads the options, joins the other ranks and chooses the command. train makes the model and the optimizer
+// (train/trainer.h) of a run (train/run.h), and calls train_step in a loop. train_step runs forward and backward
+// (model/gpt2.h) on each micro-batch, then the optimizer (train/optimizer.h) updates the weights.
 #include <algorithm>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <memory>
+#include <new>
+#include <system_error>
+#include <thread>
 
 #include <omp.h>
+#include <unistd.h>
 
 #include "base/common.h"
 #include "base/host.h"
 #include "base/print.h"
 #include "commands/commands.h"
+#include "model/gpt2.h"
+#include "parallel/launch.h"
 #include "parallel/spawn.h"
 #include "train/run.h"
 #include "train/saver.h"
@@ -78,6 +86,41 @@ static void train_loop(Trainer<floatX>& t, Saver<floatX>& saver, int64_t end) {
     }
 }
 
+// Prints the error and returns its exit code. One of several ranks ends here, and ends the others, which would wait for
+// it forever. comm: null before the ranks have joined.
+static int end_with_error(const std::exception_ptr& exception, const Launch& launch, Comm* comm) {
+    std::string error;
+    int exit_code = EXIT_INTERNAL;
+    try {
+        std::rethrow_exception(exception);
+    } catch (const Error& e) {
+        error = e.what();
+        exit_code = e.exit_code;
+    } catch (const std::bad_alloc&) {
+        error = "no memory for the program's own data (check ulimit -v)";
+    } catch (const std::system_error& e) {
+        const bool no_thread = e.code() == std::errc::resource_unavailable_try_again;
+        error = no_thread ? "no thread can be started (check ulimit -u and ulimit -v)" : e.what();
+    } catch (const std::exception& e) {
+        error = e.what();
+    }
+    error = message_text(error);
+    write_error_file(error);
+    if (launch.world_size == 1) {
+        fprintf(stderr, "error: %s\n", error.c_str());
+        return exit_code;
+    }
+    // Rank 0 often fails for the same reason. Its end makes the launcher send SIGTERM to this rank, which then leaves
+    // the error to rank 0.
+    const bool stopping = stop_requested();
+    for (int i = 0; i < 100 && launch.rank > 0 && stop_requested() == stopping; i++)
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    if (launch.rank == 0 || stop_requested() == stopping)
+        fprintf(stderr, "error: rank %d on %s: %s\n", launch.rank, message_text(host_name()).c_str(), error.c_str());
+    if (comm) comm->abort(exit_code);
+    Comm().abort(exit_code);  // not exit(): a thread may still be in MPI_Init
+}
+
 template <class floatX>
 static int train(const Run& run, Log& log, const Launch& launch) {
     Trainer<floatX> trainer(run, log);  // data, model, optimizer; the state of --resume, --init or --seed
@@ -105,48 +148,71 @@ static int run_train(const Options& options, const Launch& launch, Comm& comm, D
     return with_dtype(dtype, [&]<class floatX>(floatX) { return train<floatX>(run, *log, launch); });
 }
 
-static int run_command(const Options& options, char** argv, const Launch& launch, std::unique_ptr<Comm>& comm) {
-    if (options.command == Command::help) {
-        print_stdout(options.text);
-        return 0;
-    }
+// Returns whether this process starts the ranks of --ranks, and is not a rank itself.
+static bool starts_ranks(const Options& o, const Launch& launch) {
+    if (o.ranks == 0 || o.command == Command::plan) return false;
+    if (launch.launcher == "single") return o.ranks != 1;
+    ENSURE(o.ranks == -1 || o.ranks == launch.world_size,
+           "--ranks %d starts the ranks itself, but %s has started %d; leave out --ranks or %s", o.ranks,
+           launch.launcher.c_str(), launch.world_size, launch.launcher.c_str());
+    return false;
+}
+
+// Chooses the device and the number of threads. CPU ranks of a host share its cores, unless mpirun has bound each rank
+// to cores of its own, or the user has chosen a number of threads.
+static void start_device(const Options& o, const Launch& launch) {
+    choose_attention(o.cudnn != "off", o.deterministic != "off");
+    const int cores = int(sysconf(_SC_NPROCESSORS_ONLN)), own = omp_get_num_procs(), ranks = launch.local_world_size;
+    const bool chosen = ranks <= 1 || getenv("OMP_NUM_THREADS");
+    device_init(launch.local_rank, chosen ? 0 : own < cores ? own : std::max(1, cores / ranks));  // 0: OpenMP's number
+}
+
+// Returns the dtype of weights and activations with --precision. Refuses fp8 on a GPU that has none.
+static Dtype compute_dtype(const Options& o) {
+    std::string precision = o.precision;
+    if (precision == "auto") precision = device_bf16_is_faster() ? "bf16" : "fp32";
+    ENSURE(precision != "fp32" || o.master_weights == "on",
+           "--master-weights off, but --precision auto is fp32 on this device; give --precision bf16");
+    if (precision == "fp8") device_check_fp8();
+    return precision == "fp32" ? Dtype::fp32 : Dtype::bf16;
+}
+
+static int run_command(const Options& o, char** argv, const Launch& launch, std::unique_ptr<Comm>& comm) {
     ENSURE(omp_get_max_threads() <= MAX_THREADS,
            "OMP_NUM_THREADS=%d is more than %d threads; set it to the number of cores", omp_get_max_threads(),
            MAX_THREADS);
-    check_processes(options, launch);
-    if (options.command == Command::tokenize) return run_tokenize(options);  // no model, no device
-    const bool plans = options.command == Command::plan;
+    if (o.command == Command::tokenize) return run_tokenize(o, launch);  // no model, no device
+    const bool plans = o.command == Command::plan;
     if (plans && launch.rank > 0) return 0;  // rank 0 plans for all
-    if (launch.rank == 0 && !options.quiet && !options.taken.empty())
-        printf("options from %s/run.toml:%s\n", message_text(options.output).c_str(),
-               message_text(options.taken).c_str());
-    start_device(options, launch);
-    const auto watchdog = std::make_shared<Watchdog>(plans ? 0.0 : options.timeout, launch.rank, launch.world_size);
+    if (launch.rank == 0 && !o.quiet && !o.taken.empty())
+        printf("options from %s/run.toml:%s\n", message_text(o.output).c_str(), message_text(o.taken).c_str());
+    start_device(o, launch);
+    const auto watchdog = std::make_shared<Watchdog>(plans ? 0.0 : o.timeout, launch.rank, launch.world_size);
     comm = make_comm(plans ? Launch() : launch, watchdog);
-    const Dtype dtype = training_dtype(options);
+    const Dtype dtype = compute_dtype(o);
+    if (plans) return run_plan(o, dtype, launch);
+    if (o.command == Command::generate) return run_generate(o, dtype, *comm);
+    if (o.command == Command::eval) return run_eval(o, dtype, *comm, launch);
     std::string command_line;
     for (int i = 0; argv[i]; i++) command_line.append(i ? " " : "").append(shell_word(argv[i]));
-    switch (options.command) {
-        case Command::train:
-            return run_train(options, launch, *comm, dtype, command_line);
-        case Command::plan:
-            return run_plan(options, dtype, launch);
-        case Command::generate:
-            return run_generate(options, dtype, *comm);
-        case Command::eval:
-            return run_eval(options, dtype, *comm, launch);
-        default:
-            return EXIT_INTERNAL;
-    }
+    return run_train(o, launch, *comm, dtype, command_line);
 }
 
 int main(int argc, char** argv) {
-    return report_errors([&](Launch& launch, std::unique_ptr<Comm>& comm) {
+    Launch launch;
+    std::unique_ptr<Comm> comm;
+    try {
         prepare_standard_streams();
         signal(SIGXFSZ, SIG_IGN);  // beyond `ulimit -f`, write() then fails with EFBIG: a failed save, not a killed run
         const Options options = parse_options(argc, argv);
-        if (options.command != Command::help) launch = find_launch(getenv);
+        if (options.command == Command::help) {
+            print_stdout(options.text);
+            return 0;
+        }
+        launch = find_launch(getenv);
         if (starts_ranks(options, launch)) return spawn_ranks(options.ranks, argv);
         return run_command(options, argv, launch, comm);
-    });
+    } catch (...) {
+        return end_with_error(std::current_exception(), launch, comm.get());
+    }
 }

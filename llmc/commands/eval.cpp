@@ -6,18 +6,17 @@
 
 #include "base/print.h"
 #include "commands/commands.h"
-#include "commands/load_model.h"
 #include "model/mfu.h"
 #include "train/run.h"
 
 static std::string gib(int64_t bytes) { return plain_number(double(bytes) / double(1 << 30)) + " GiB"; }
 
-// The bytes that each rank may take: the least of all ranks, so that all of them refuse the same micro-batch.
+// Returns the bytes that each rank may take: the least of all ranks, so that all of them refuse the same micro-batch.
 static int64_t bytes_per_rank(Comm& comm, int local_ranks) {
     const int64_t own = device_bytes_free(std::max(1, local_ranks));
     int64_t least = own;
     for (const std::string& other : comm.all_gather_text(std::to_string(own)))
-        least = std::min(least, int64_t(std::stoll(other)));
+        least = std::min<int64_t>(least, std::stoll(other));
     return least;
 }
 
@@ -47,11 +46,7 @@ template <class floatX>
 static int eval_loss(const Options& o, Comm& comm, const Launch& launch) {
     const Groups groups = make_groups(comm, o.tensor_parallel);
     const bool prints = comm.rank == 0;
-    const auto message = [&](const std::string& line) {
-        if (prints) print_message(line);
-    };
     const RunStart source = find_trained_model(o, false, comm);
-    for (const std::string& line : source.notes) message("warning: " + line);
     check_tensor_parallel(o, source.config, source.config.max_T, comm.world_size);
     const int T = o.seq_len ? o.seq_len : source.config.max_T;
     check_tokens_at_once(o.micro_batch, T);
@@ -87,5 +82,6 @@ static int eval_loss(const Options& o, Comm& comm, const Launch& launch) {
 }
 
 int run_eval(const Options& o, Dtype dtype, Comm& comm, const Launch& launch) {
+    batch_memory_advice = "lower --micro-batch or --seq-len";
     return with_dtype(dtype, [&]<class floatX>(floatX) { return eval_loss<floatX>(o, comm, launch); });
 }

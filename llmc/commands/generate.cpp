@@ -5,7 +5,6 @@
 
 #include "base/print.h"
 #include "commands/commands.h"
-#include "commands/load_model.h"
 #include "model/mfu.h"
 #include "train/run.h"
 
@@ -14,8 +13,6 @@ static int generate_text(const Options& o, Comm& comm) {
     const Groups groups = make_groups(comm, o.tensor_parallel);
     const bool prints = comm.rank == 0;
     const RunStart source = find_trained_model(o, true, comm);
-    if (prints)
-        for (const std::string& line : source.notes) print_message("warning: " + line);
     check_tensor_parallel(o, source.config, source.config.max_T, comm.world_size);
     const Tokenizer& tokenizer = *source.tokenizer;
     std::vector<int> prompt = {tokenizer.end_of_text};
@@ -56,5 +53,11 @@ static int generate_text(const Options& o, Comm& comm) {
 }
 
 int run_generate(const Options& o, Dtype dtype, Comm& comm) {
+    const int ranks = comm.world_size;
+    ENSURE(ranks == o.tensor_parallel,
+           "generate needs as many ranks as --tensor-parallel %d says, and there %s %d; give --ranks %d",
+           o.tensor_parallel, ranks == 1 ? "is" : "are", ranks, o.tensor_parallel);
+    batch_memory_advice = device_memory_is_host() ? "free memory, or try a machine with more"
+                                                  : "free memory, or try --tensor-parallel on more ranks";
     return with_dtype(dtype, [&]<class floatX>(floatX) { return generate_text<floatX>(o, comm); });
 }

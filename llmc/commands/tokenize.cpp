@@ -3,18 +3,20 @@
 
 #include "commands/commands.h"
 
-int run_tokenize(const Options& o) {
-    TokenizeOptions t;
-    t.inputs = o.inputs;
-    t.output = o.output;
-    t.tokenizer = o.tokenizer;
-    t.train_bpe = o.train_bpe;
-    t.val_fraction = o.val_fraction;
-    t.val_tokens = o.val_tokens;
-    t.shard_tokens = o.shard_tokens;
-    t.split = o.split;
-    t.text_key = o.text_key;
-    t.quiet = o.quiet;
-    t.replace = o.replace;
-    return tokenize(t);
+int run_tokenize(const Options& o, const Launch& launch) {
+    ENSURE(launch.world_size == 1,
+           "tokenize runs in one process, but %s started %d, which would all do the same; start it without %s, or "
+           "start one",
+           launch.launcher.c_str(), launch.world_size, launch.launcher.c_str());
+    return tokenize({.inputs = o.inputs,
+                     .output = o.output,
+                     .replace = o.replace,
+                     .tokenizer = o.tokenizer,
+                     .train_bpe = o.train_bpe,
+                     .val_fraction = o.val_fraction,
+                     .val_tokens = o.val_tokens,
+                     .shard_tokens = o.shard_tokens,
+                     .split = o.split,
+                     .text_key = o.text_key,
+                     .quiet = o.quiet});
 }

@@ -10,6 +10,7 @@
 #include "base/common.h"
 #include "base/files.h"
 #include "base/json.h"
+#include "base/print.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/hf.h"
 
@@ -134,6 +135,8 @@ RunStart find_training_start(const Options& o, const Comm& comm) {
 RunStart find_trained_model(const Options& o, bool need_tokenizer, const Comm& comm) {
     RunStart source;
     source.weights = resolve_init(o.init, source.notes, comm);
+    for (const std::string& line : source.notes)
+        if (comm.rank == 0) print_message("warning: " + line);
     source.config = read_hf_config(source.weights).model;
     if (need_tokenizer) {
         find_tokenizer(source, o);

@@ -24,5 +24,5 @@ struct RunStart {
 // the one in the directory of the weights, or the one in the directory of the training data.
 RunStart find_training_start(const Options& options, const Comm& comm);
 // For generate and eval: --init is a Hugging Face directory, a checkpoint, or a run's output directory, of which the
-// newest checkpoint is used. need_tokenizer: refuses a model without a tokenizer.
+// newest checkpoint is used; rank 0 warns of damaged ones. need_tokenizer: refuses a model without a tokenizer.
 RunStart find_trained_model(const Options& options, bool need_tokenizer, const Comm& comm);
