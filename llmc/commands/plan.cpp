@@ -37,15 +37,10 @@ static std::string plan_time(Dtype dtype, const Options& o, const GPT2Config& co
 int run_plan(const Options& options, Dtype dtype, const Launch& launch) {
     Options o = options;
     const RunStart source = find_training_start(o, Comm());
-    const int T = o.seq_len ? o.seq_len : source.config.max_T;
     const int world_size = o.ranks == -1 ? device_count() : o.ranks > 0 ? o.ranks : launch.world_size;
-    const int data_parallel = count_data_parallel(world_size, o.tensor_parallel, source.config.NH);
-    check_tensor_parallel(o, source.config, T, world_size);
     Comm single_rank;
-    resolve_micro_batch(o, dtype, source.config, T, make_groups(single_rank, 1), data_parallel, 1);
-    check_tokens_at_once(o.micro_batch, T);
-    const BatchPlan batch = plan_batch(o.micro_batch, T, o.global_batch_tokens, data_parallel, o.default_global_batch);
-    check_virtual_ranks(o, batch);
+    const BatchPlan batch = resolve_batch(o, dtype, source.config, make_groups(single_rank, 1), world_size, 1);
+    const int T = batch.T;
     std::optional<Corpus> corpus;
     if (!o.train_data.empty()) {
         corpus = open_corpus(o.train_data, "--train-data", T);

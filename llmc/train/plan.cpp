@@ -7,7 +7,6 @@
 #include "model/mfu.h"
 #include "train/options.h"
 #include "train/optimizer.h"
-#include "train/run_source.h"
 
 // The most tokens in a micro-batch of --micro-batch auto: larger micro-batches need more memory and are not faster. On
 // a CPU of two cores (AMD EPYC, Zen 4) models of 4M, 12M and 124M parameters train as fast with 2,048 and 4,096 tokens

@@ -8,10 +8,21 @@
 
 #include "base/print.h"
 #include "model/gpt2.h"
+#include "text/tokenizer.h"
 
 struct Corpus;
 struct Options;
-struct RunStart;
+
+// Where a command starts: the shape of its model, its weights and its tokenizer.
+struct RunStart {
+    GPT2Config config;
+    int end_of_text = 50256;  // token id, from config.json beside the weights
+    std::string weights;      // Hugging Face directory or checkpoint; empty: initialized from the seed
+    std::string resume;       // checkpoint that training continues; empty: a new run
+    std::optional<Tokenizer> tokenizer;
+    std::string tokenizer_path;      // empty: no tokenizer
+    std::vector<std::string> notes;  // lines to print, such as the checkpoints that were skipped
+};
 
 // Micro-batches of B sequences of T tokens on each of world_size data-parallel ranks, grad_accum_steps of them in a
 // step. Tensor-parallel ranks count as one: they compute the same micro-batch.

@@ -11,8 +11,10 @@
 #include "base/files.h"
 #include "base/host.h"
 #include "base/json.h"
+#include "base/print.h"
 #include "base/trace.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/hf.h"
 #include "infer/generate.h"
 #include "model/mfu.h"
 
@@ -28,6 +30,138 @@ std::string Run::describe_data() const {
     Json text = {{"train", hex(data.train.fingerprint)}};
     if (!data.val.shards.empty()) text["val"] = hex(data.val.fingerprint);
     return text.dump();
+}
+
+// ---- the model and the weights to start from
+
+static void note_damaged(const FoundCheckpoint& found, std::vector<std::string>& notes) {
+    for (const std::string& damaged : found.damaged) notes.push_back("skipping a damaged checkpoint: " + damaged);
+}
+
+static VerifyProgress progress_for(const Comm& comm) {
+    return [&comm] { comm.reached("verification of a checkpoint"); };
+}
+
+// Returns the model directory that --init names: itself, or the newest checkpoint of a run's output.
+static std::string resolve_init(const std::string& path, std::vector<std::string>& notes, const Comm& comm) {
+    if (!path_exists(path))
+        fail(EXIT_NO_INPUT, "--init %s: there is no such directory; nothing is downloaded, so give a local one",
+             path.c_str());
+    const FoundCheckpoint found = find_model(path, progress_for(comm));
+    note_damaged(found, notes);
+    return found.dir;
+}
+
+static bool has_tokenizer(const std::string& dir) {
+    for (const char* file : {"tokenizer.json", "vocab.json", "encoder.json"})
+        if (path_exists(dir + "/" + file)) return true;
+    return false;
+}
+
+static void find_tokenizer(RunStart& source, const Options& o) {
+    source.tokenizer_path = o.tokenizer;
+    for (const std::string& dir : {source.weights, o.train_data.empty() ? "" : parent_directory(o.train_data)})
+        if (source.tokenizer_path.empty() && !dir.empty() && has_tokenizer(dir)) source.tokenizer_path = dir;
+    if (!source.tokenizer_path.empty()) source.tokenizer = load_tokenizer(source.tokenizer_path);
+}
+
+static void check_model(const RunStart& source, const Options& o) {
+    const GPT2Config& config = source.config;
+    check_config(config);
+    ENSURE(o.seq_len <= config.max_T,
+           "--seq-len %d is more than the %d positions that %s was trained with; give %d or less", o.seq_len,
+           config.max_T, source.weights.c_str(), config.max_T);
+    ENSURE(o.vocab_size == 0 || o.vocab_size == config.V || source.weights.empty(),
+           "--vocab-size %d: %s has a vocabulary of %d; give that, or leave the option out", o.vocab_size,
+           source.weights.c_str(), config.V);
+    ENSURE(!source.tokenizer || source.tokenizer->vocab_size() <= config.V,
+           "the tokenizer %s has %d tokens, but the model's vocabulary has %d; give the --tokenizer of the model",
+           source.tokenizer_path.c_str(), source.tokenizer->vocab_size(), config.V);
+}
+
+static std::string shape(const GPT2Config& c) {
+    return format("%d layers, %d heads, %d channels, %d positions, vocabulary %d", c.L, c.NH, c.C, c.max_T, c.V);
+}
+
+// Refuses options whose shape differs from that of the resumed checkpoint.
+static void check_shape(const RunStart& source, const Options& o) {
+    if (o.default_model || (o.model.empty() && o.layers == 0)) return;
+    Options asked = o;
+    if (asked.vocab_size == 0) asked.vocab_size = source.config.V;
+    if (asked.seq_len == 0 && o.model.empty()) asked.seq_len = source.config.max_T;
+    const GPT2Config config = model_config(asked);
+    ENSURE(config == source.config, "%s holds a model of %s, but the options ask for %s; resume with the same options",
+           source.resume.c_str(), shape(source.config).c_str(), shape(config).c_str());
+}
+
+static std::filesystem::path canonical(const std::string& path) {
+    std::error_code ignored;
+    return std::filesystem::weakly_canonical(path, ignored);
+}
+
+// Refuses an --init or a --seq-len that differs from that of the run. The same command line may start a run and resume
+// it, so an --init that the run was started with is accepted.
+static void check_resumed(const RunStart& source, const Options& o) try {
+    check_shape(source, o);
+    const nlohmann::json before = parse_json(read_trainer_state(source.resume).options, "the options in trainer.json");
+    const std::string init = before.value("init", "");
+    ENSURE(o.init.empty() || o.default_model || canonical(init) == canonical(o.init),
+           "--resume continues from %s, so the weights of --init %s would not be read; leave out --init, or start a "
+           "new run from them in another --output",
+           source.resume.c_str(), o.init.c_str());
+    // get_ref refuses 1e300, which value() would convert.
+    const bool has_T = before.contains("seq-len");
+    const int saved = has_T ? int(before["seq-len"].get_ref<const int64_t&>()) : o.seq_len, max_T = source.config.max_T;
+    const int T = o.seq_len ? o.seq_len : max_T, saved_T = saved ? saved : max_T;
+    ENSURE(T == saved_T,
+           "--seq-len %d: %s counts its position in the data in windows of %d tokens; give --seq-len %d, or start a "
+           "new run from its weights with --init in another --output",
+           T, source.resume.c_str(), saved_T, saved_T);
+} catch (const nlohmann::json::exception&) {
+    fail(EXIT_BAD_DATA, "%s/trainer.json: an option has a value of the wrong type; the checkpoint is damaged",
+         source.resume.c_str());
+}
+
+RunStart find_training_start(const Options& o, const Comm& comm) {
+    RunStart source;
+    ENSURE(o.output.empty() || !holds_model(o.output),
+           "--output %s already holds a model (config.json and model.safetensors); give another directory, such as "
+           "--output %s/run, or move that model elsewhere",
+           o.output.c_str(), o.output.c_str());
+    if (o.resume && is_directory(o.output)) {
+        const FoundCheckpoint found = find_latest(o.output, progress_for(comm));
+        note_damaged(found, source.notes);
+        source.resume = source.weights = found.dir;
+    }
+    if (o.resume && source.resume.empty())
+        source.notes.push_back(o.output + " has no checkpoint yet: starting a new run");
+    if (source.weights.empty() && !o.init.empty()) source.weights = resolve_init(o.init, source.notes, comm);
+    find_tokenizer(source, o);
+    if (source.weights.empty()) {
+        source.config = model_config(o, source.tokenizer ? source.tokenizer->vocab_size() : 50257);
+    } else {
+        const HFConfig config = read_hf_config(source.weights);
+        source.config = config.model;
+        source.end_of_text = config.end_of_text;
+        if (!source.resume.empty()) check_resumed(source, o);
+    }
+    check_model(source, o);
+    return source;
+}
+
+RunStart find_trained_model(const Options& o, bool need_tokenizer, const Comm& comm) {
+    RunStart source;
+    source.weights = resolve_init(o.init, source.notes, comm);
+    for (const std::string& line : source.notes)
+        if (comm.rank == 0) print_message("warning: " + line);
+    source.config = read_hf_config(source.weights).model;
+    if (need_tokenizer) {
+        find_tokenizer(source, o);
+        if (!source.tokenizer)
+            fail(EXIT_NO_INPUT, "%s has no tokenizer; give one with --tokenizer", source.weights.c_str());
+    }
+    check_model(source, o);
+    return source;
 }
 
 // ---- options that depend on the model, the data and the ranks
@@ -48,7 +182,7 @@ void check_tensor_parallel(const Options& o, const GPT2Config& config, int T, in
            T, N, std::max(N, T / N * N));
 }
 
-void check_virtual_ranks(const Options& o, const BatchPlan& batch) {
+static void check_virtual_ranks(const Options& o, const BatchPlan& batch) {
     const int n = o.virtual_ranks;
     if (n == 0) return;
     const auto power_of_two = [](int x) { return (x & (x - 1)) == 0; };
@@ -64,9 +198,9 @@ void check_virtual_ranks(const Options& o, const BatchPlan& batch) {
            static_cast<long long>(round_up<int64_t>(batch.tokens_per_step, least)));
 }
 
-void resolve_micro_batch(Options& o, Dtype dtype, const GPT2Config& config, int T, const Groups& groups,
-                         int data_parallel, int local_ranks) {
-    if (o.micro_batch != 0) return;
+// Sets --micro-batch auto to the largest that fits every rank.
+static void resolve_micro_batch(Options& o, Dtype dtype, const GPT2Config& config, int T, const Groups& groups,
+                                int data_parallel, int local_ranks) {
     groups.connect();
     load_libraries(dtype, config);
     o.micro_batch = largest_micro_batch(dtype, config, T, o.global_batch_tokens, data_parallel,
@@ -75,55 +209,48 @@ void resolve_micro_batch(Options& o, Dtype dtype, const GPT2Config& config, int 
         o.micro_batch = std::min(o.micro_batch, std::stoi(other));
 }
 
-static void resolve_batch(Run& run, int local_ranks) {
-    Options& o = run.options;
-    const RunStart& start = run.start;
-    const int T = o.seq_len ? o.seq_len : start.config.max_T, dp = run.groups.dp.world_size;
-    check_tensor_parallel(o, start.config, T, run.groups.world.world_size);
-    resolve_micro_batch(o, run.dtype, start.config, T, run.groups, dp, local_ranks);
+BatchPlan resolve_batch(Options& o, Dtype dtype, const GPT2Config& config, const Groups& groups, int world_size,
+                        int local_ranks) {
+    const int T = o.seq_len ? o.seq_len : config.max_T;
+    const int data_parallel = count_data_parallel(world_size, o.tensor_parallel, config.NH);
+    check_tensor_parallel(o, config, T, world_size);
+    if (o.micro_batch == 0) resolve_micro_batch(o, dtype, config, T, groups, data_parallel, local_ranks);
     check_tokens_at_once(o.micro_batch, T);
-    run.batch = plan_batch(o.micro_batch, T, o.global_batch_tokens, dp, o.default_global_batch);
-    o.global_batch_tokens = run.batch.tokens_per_step;  // a resume keeps the global batch on any number of ranks
-    check_virtual_ranks(o, run.batch);
-    if (o.sample_every > 0 && start.tokenizer && !o.sample_prompt.empty())
-        check_prompt(encode(*start.tokenizer, o.sample_prompt), T, "--sample-prompt");
-    run.data.train = open_corpus(o.train_data, "--train-data", T);
-    if (!o.val_data.empty() && o.val_every > 0) run.data.val = open_corpus(o.val_data, "--val-data", T);
-    resolve_steps(o, run.data.train.num_windows / (run.batch.tokens_per_step / T));
-    run.schedule = make_schedule(o.schedule, o.lr, o.final_lr_fraction, o.warmup, o.steps);
+    const BatchPlan batch = plan_batch(o.micro_batch, T, o.global_batch_tokens, data_parallel, o.default_global_batch);
+    o.global_batch_tokens = batch.tokens_per_step;  // a resume keeps the global batch on any number of ranks
+    check_virtual_ranks(o, batch);
+    return batch;
 }
 
 // ---- comparison of ranks
 
-// Equal for two builds of the same sources, by other compilers for example.
+// Returns the same for two builds of the same sources, by other compilers for example.
 static std::string describe_program() {
     return version() + (device_memory_is_host() ? " for the CPU" : " for GPUs") + ", sources " + SOURCES_CHECKSUM;
 }
 
-// The fields that may differ between ranks, apart from options.
-static const std::vector<std::string> fields_of_one_rank = {"host", "machine", "device", "gpu", "CPU_ISA", "build"};
-
-void check_same(const std::vector<std::string>& rank_infos, const std::vector<std::string>& may_differ) {
+void check_same(const std::vector<std::string>& rank_infos) {
+    const std::set<std::string> may_differ = {"host",  "machine", "device",  "gpu",     "CPU_ISA",
+                                              "build", "--quiet", "--trace", "--config"};
     const Json first = Json::parse(rank_infos[0]);
     for (size_t rank = 1; rank < rank_infos.size(); rank++) {
         const Json other = Json::parse(rank_infos[rank]);
         for (const auto& [name, value] : first.items()) {
-            if (std::find(may_differ.begin(), may_differ.end(), name) != may_differ.end()) continue;
-            const std::string there = other.contains(name) ? other[name].dump() : "nothing";
-            ENSURE(there == value.dump(), "rank %zu differs from rank 0: %s %s there, %s on rank 0", rank, name.c_str(),
-                   there.c_str(), value.dump().c_str());
+            const std::string here = value.dump(), there = other.contains(name) ? other[name].dump() : "nothing";
+            ENSURE(there == here || may_differ.contains(name),
+                   "rank %zu differs from rank 0: %s %s there, %s on rank 0", rank, name.c_str(), there.c_str(),
+                   here.c_str());
         }
     }
 }
 
 // Called by all ranks. Refuses ranks that differ in a field or in an option. Returns the objects of all ranks.
 static std::vector<Json> compare(Comm& comm, const Options& o, Json own) {
-    std::vector<std::string> may_differ = fields_of_one_rank;
-    for (const Setting& setting : settings(o)) own["--" + setting.name] = setting.value;
-    for (const char* name : {"quiet", "trace", "config"}) may_differ.push_back(std::string("--") + name);
+    const Json options = Json::parse(options_json(o));
+    for (const auto& [name, value] : options.items()) own["--" + name] = value;
     const std::vector<std::string> texts =
         comm.all_gather_text(own.dump(-1, ' ', false, Json::error_handler_t::replace));
-    check_same(texts, may_differ);
+    check_same(texts);
     std::vector<Json> ranks;
     for (const std::string& text : texts) ranks.push_back(Json::parse(text));
     return ranks;
@@ -172,9 +299,10 @@ static std::string describe_ranks(const Comm& comm, const std::vector<Json>& ran
 
 // ---- the start
 
-// Locks --output, and refuses a new run in a directory that holds the checkpoints of another one.
-static void lock_output(Run& run) {
+// Locks --output, and refuses a new run in a directory that holds the checkpoints of another one. Returns notes.
+static std::vector<std::string> lock_output(Run& run) {
     const Options& o = run.options;
+    std::vector<std::string> notes;
     if (run.is_rank0() && !o.output.empty()) {
         make_directories(o.output);
         run.lock = std::make_unique<FileLock>(o.output + "/run.lock");
@@ -182,11 +310,22 @@ static void lock_output(Run& run) {
         ENSURE(o.resume || checkpoints.empty(),
                "%s holds the checkpoints of an earlier run (%s): continue it with --resume, or choose another --output",
                o.output.c_str(), checkpoints[0].c_str());
-        run.start.notes = remove_leftovers(o.output);
-        if (!run.lock->held)
-            run.start.notes.push_back(o.output + ": its file system has no locks; start no second run there");
+        notes = remove_leftovers(o.output);
+        if (!run.lock->held) notes.push_back(o.output + ": its file system has no locks; start no second run there");
     }
     run.groups.world.all_gather_text("");  // the other ranks wait until rank 0 has made the directory
+    return notes;
+}
+
+static void open_data(Run& run) {
+    Options& o = run.options;
+    const int T = run.batch.T;
+    if (o.sample_every > 0 && run.start.tokenizer && !o.sample_prompt.empty())
+        check_prompt(encode(*run.start.tokenizer, o.sample_prompt), T, "--sample-prompt");
+    run.data.train = open_corpus(o.train_data, "--train-data", T);
+    if (!o.val_data.empty() && o.val_every > 0) run.data.val = open_corpus(o.val_data, "--val-data", T);
+    resolve_steps(o, run.data.train.num_windows / (run.batch.tokens_per_step / T));
+    run.schedule = make_schedule(o.schedule, o.lr, o.final_lr_fraction, o.warmup, o.steps);
 }
 
 // The first line of log.jsonl.
@@ -269,20 +408,15 @@ static void open_log(Run& run, const Launch& launch, const DeviceInfo& device, c
 
 Run prepare_run(const Options& options, const Launch& launch, Comm& world, Dtype dtype, const std::string& command_line,
                 std::unique_ptr<Log>& log) {
-    Run run = {.options = options,
-               .dtype = dtype,
-               .groups = make_groups(world, options.tensor_parallel, heads_of(options)),
-               .start = {},
-               .batch = {},
-               .schedule = {},
-               .data = {},
-               .lock = {}};
+    Groups groups = make_groups(world, options.tensor_parallel, heads_of(options));
+    Run run = {options, dtype, std::move(groups), {}, {}, {}, {}, {}};
     if (!options.trace.empty()) open_trace(options.trace, world.rank, world.world_size);
-    lock_output(run);  // before the search for a checkpoint, because it may rename one back
-    std::vector<std::string> notes = std::move(run.start.notes);
+    const std::vector<std::string> notes = lock_output(run);  // before the search, because it may rename a checkpoint
     run.start = find_training_start(options, world);
     run.start.notes.insert(run.start.notes.begin(), notes.begin(), notes.end());
-    resolve_batch(run, std::max(1, launch.local_world_size));
+    const int local_ranks = std::max(1, launch.local_world_size);
+    run.batch = resolve_batch(run.options, dtype, run.start.config, run.groups, world.world_size, local_ranks);
+    open_data(run);
     run.groups.dp.check_grad_dtype(grad_dtype(run.options));
     const DeviceInfo device = device_info();
     const std::vector<Json> ranks = compare_ranks(run, launch, device);

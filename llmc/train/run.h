@@ -1,5 +1,5 @@
-// run.h: what is fixed before the first step: options with their automatic values, ranks, data, and where the run
-// starts. Nothing in it changes while training runs.
+// run.h: what is fixed before the first step: where the run starts, options with their automatic values, ranks and
+// data. Nothing in it changes while training runs.
 #pragma once
 #include <memory>
 #include <string>
@@ -12,7 +12,6 @@
 #include "train/log.h"
 #include "train/options.h"
 #include "train/plan.h"
-#include "train/run_source.h"
 #include "train/schedule.h"
 
 struct RunData {
@@ -27,8 +26,8 @@ struct Run {
     Groups groups;    // world, data-parallel and tensor-parallel ranks
     RunStart start;
     BatchPlan batch;  // B, T, micro-steps per step, tokens per step
-    Schedule schedule;
     RunData data;
+    Schedule schedule;
     std::unique_ptr<FileLock> lock;  // of --output; null on ranks other than 0
 
     bool is_rank0() const { return groups.world.rank == 0; }
@@ -42,16 +41,22 @@ struct Run {
 Run prepare_run(const Options& options, const Launch& launch, Comm& world, Dtype dtype, const std::string& command_line,
                 std::unique_ptr<Log>& log);
 
-// Sets --micro-batch auto to the largest that fits the free memory of every rank. local_ranks: ranks on this host.
-void resolve_micro_batch(Options& options, Dtype dtype, const GPT2Config& config, int T, const Groups& groups,
-                         int data_parallel, int local_ranks);
-// Refusals of options that do not fit the model or the number of ranks.
+// Finds where train and plan start: --resume, else --init, else the shape that the options ask for. The tokenizer is
+// --tokenizer, or the one in the directory of the weights, or the one in the directory of the training data.
+RunStart find_training_start(const Options& options, const Comm& comm);
+// Finds the model of generate and eval: --init is a Hugging Face directory, a checkpoint, or a run's output directory,
+// of which the newest checkpoint is used; rank 0 warns of damaged ones. need_tokenizer: refuses a model without one.
+RunStart find_trained_model(const Options& options, bool need_tokenizer, const Comm& comm);
+
+// Plans a step on world_size ranks, local_ranks of them on this host. Sets --micro-batch auto to the largest that fits
+// the free memory of every rank in `groups`. Refuses options that do not fit the model or the number of ranks.
+BatchPlan resolve_batch(Options& options, Dtype dtype, const GPT2Config& config, const Groups& groups, int world_size,
+                        int local_ranks);
 void check_tokens_at_once(int B, int T);
 void check_tensor_parallel(const Options& options, const GPT2Config& config, int T, int world_size);
-void check_virtual_ranks(const Options& options, const BatchPlan& batch);
+
 // Refuses ranks of generate and eval that differ in options, weights or data. data: null without data.
 void compare_ranks(Comm& comm, const Options& options, const RunStart& source, const Corpus* data);
-
-// Compares the rank_infos, one JSON object of strings per rank, but not their fields in `may_differ`. If they differ,
-// every rank fails (EXIT_USAGE) with a message that names the first rank that differs from rank 0, and the field.
-void check_same(const std::vector<std::string>& rank_infos, const std::vector<std::string>& may_differ);
+// Compares the rank_infos, one JSON object per rank. Of those fields that all ranks must have in common, the error
+// (EXIT_USAGE) names the first that differs, and the first rank that differs from rank 0.
+void check_same(const std::vector<std::string>& rank_infos);

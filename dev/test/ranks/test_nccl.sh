@@ -245,7 +245,7 @@ if [ -z "$mpi" ]; then
     check "another learning rate: exit code 2" test $? = 2
     without_zeros "$scratch/mpirun.log"
     check "another learning rate: $(grep -m1 '^error: ' "$scratch/mpirun.log")" \
-        grep -qF 'rank 1 differs from rank 0: --lr "0.02" there, "0.01" on rank 0' "$scratch/mpirun.log"
+        grep -qF 'rank 1 differs from rank 0: --lr 0.02 there, 0.01 on rank 0' "$scratch/mpirun.log"
 fi
 pids=()
 for rank in 0 1; do

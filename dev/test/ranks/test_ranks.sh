@@ -236,7 +236,7 @@ refused_ranks() {
     fi
 }
 never=("${train[@]}" --precision fp32 --output "$scratch/never")
-refused_ranks "another learning rate" 'rank 1 differs from rank 0: --lr "0.02" there, "0.01" on rank 0' \
+refused_ranks "another learning rate" 'rank 1 differs from rank 0: --lr 0.02 there, 0.01 on rank 0' \
     mpirun -np 2 "$each_rank" "${never[@]}" + "${never[@]}" --lr 2e-2
 refused_ranks "another option on rank 2" 'rank 2 differs from rank 0: --seed' \
     mpirun -np 4 "$each_rank" "${never[@]}" + "${never[@]}" + "${never[@]}" --seed 7 + "${never[@]}"
@@ -316,9 +316,9 @@ for ranks in "2" "2 --tensor-parallel 2" "4 --tensor-parallel 2"; do
         cmp <(timeout 60 "$program" "${losses[@]}" --ranks $ranks 2>"$scratch/notes") "$scratch/losses"
 done
 
-refused_ranks "eval of different windows" "rank 1 differs from rank 0: --seq-len \"32\" there, \"64\" on rank 0" \
+refused_ranks "eval of different windows" "rank 1 differs from rank 0: --seq-len 32 there, 64 on rank 0" \
     mpirun -np 2 "$each_rank" "$program" "${losses[@]}" --seq-len 64 + "$program" "${losses[@]}" --seq-len 32
-refused_ranks "generate with different prompts" 'rank 1 differs from rank 0: --prompt ' \
+refused_ranks "generate with different prompts" 'rank 1 differs from rank 0: --prompt "b" there, "a" on rank 0' \
     mpirun -np 2 "$each_rank" "$program" "${texts[@]}" --tensor-parallel 2 + "$program" "${texts[@]:0:9}" --prompt b \
         --tensor-parallel 2
 refused_ranks "layers that ranks divide differently" \
