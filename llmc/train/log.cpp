@@ -8,7 +8,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
-#include <optional>
 
 #include <fcntl.h>
 #include <sys/ioctl.h>
@@ -78,19 +77,13 @@ static size_t terminal_columns() {
 }
 
 void Log::draw() {
-    fprintf(stderr, "\r%.*s\033[K", int(terminal_columns()), (line + behind).c_str());
+    fprintf(stderr, "\r%.*s\033[K", int(terminal_columns()), line.c_str());
     fflush(stderr);
     drawn = seconds_now();
 }
 
 void Log::clear() {
     if (!line.empty()) fputs("\r\033[K", stderr);
-}
-
-void Log::working(const char* what, int64_t done, int64_t of) {
-    if (line.empty() || seconds_now() - drawn < 1.0) return;
-    behind = format(" | %s %lld/%lld", what, static_cast<long long>(done), static_cast<long long>(of));
-    draw();
 }
 
 // Prints a line on stdout. A failed write does not stop the run: it is reported once, and later lines are not printed.
@@ -132,7 +125,6 @@ bool Log::write_lines() {
 void Log::append(const Json& object) {
     if (fd < 0) return;
     const std::string text = object.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
-    if (of_resume_step.find("\n" + text) != of_resume_step.npos) return;
     const bool warned = !unwritten.empty();
     unwritten += text;
     if (write_lines() || warned) return;
@@ -142,30 +134,24 @@ void Log::append(const Json& object) {
                          options.output.c_str(), strerror(error)));
 }
 
-// Returns the number of updates after which a line of an earlier start was written. A line of kind step counts the
-// step's own update. -1: a line without a step (run, warning). No value: not a line of a log.
-static std::optional<int64_t> updates_before(const std::string& line) {
-    const Json object = Json::parse(line, nullptr, false);
-    if (!object.is_object() || !object.contains("kind") || !object["kind"].is_string()) return {};
-    if (!object.contains("step") || !object["step"].is_number_integer()) return -1;
-    const int64_t step = object["step"].get<int64_t>();
-    if (step < 0 || step > std::numeric_limits<int>::max()) return {};  // no run has such a step
-    return object["kind"] == "step" ? step + 1 : step;
+// Whether a line of an earlier start stays in the log of a run that resumes from a checkpoint. The run repeats the
+// steps, validations and samples from that step on.
+static bool stays(const std::string& line, int64_t resume_step) {
+    Json object = Json::parse(line, nullptr, false);
+    if (!object.is_object() || !object["kind"].is_string()) return false;  // not a line of a log
+    const Json& step = object["step"];
+    if (!step.is_number()) return true;  // run, warning
+    return object["kind"] == "checkpoint" ? step <= resume_step : step < resume_step;
 }
 
-// Removes the lines that a run resumed at resume_step will write again. Returns the kept lines of resume_step itself,
-// each after a newline.
-static std::string cut_log(const std::string& path, int64_t resume_step) {
+static void cut_log(const std::string& path, int64_t resume_step) {
     const std::string text = path_exists(path) ? read_file(path, LARGEST_LOG) : "";
-    std::string kept, of_resume_step = "\n";
+    std::string kept;
     for (size_t begin = 0, end; (end = text.find('\n', begin)) != text.npos; begin = end + 1) {
         const std::string line = text.substr(begin, end + 1 - begin);
-        const std::optional<int64_t> updates = updates_before(line);
-        if (updates && *updates <= resume_step) kept += line;
-        if (updates == resume_step) of_resume_step += line;
+        if (stays(line, resume_step)) kept += line;
     }
     if (kept != text) replace_file(path, kept);
-    return of_resume_step;
 }
 
 static std::string move_aside(const std::string& dir) {
@@ -181,7 +167,7 @@ Log::Log(const LogOptions& given) : options(given), live(!given.quiet && !given.
     if (options.output.empty()) return;
     const std::string path = options.output + "/log.jsonl";
     if (options.resume_step >= 0) {
-        of_resume_step = cut_log(path, options.resume_step);
+        cut_log(path, options.resume_step);
     } else if (path_exists(path)) {
         note("the log of an earlier run was renamed to " + move_aside(options.output));
     }
@@ -249,7 +235,6 @@ void Log::step(const StepRecord& r) {
     const bool last = r.step + 1 == options.total_steps;
     if (live) {
         line = step_line(options, r, tokens_per_s, eta, terminal_columns());
-        behind.clear();
         if (last || seconds_now() - drawn >= 0.1) draw();
     } else if (last || r.step % options.log_every == 0) {
         print_line(step_line(options, r, tokens_per_s, eta));

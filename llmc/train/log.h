@@ -28,7 +28,7 @@ struct LogOptions {
     bool silent = false;    // no warnings either: for ranks other than rank 0
     int64_t log_every = 1;  // steps per plain line
     int64_t total_steps = 0;
-    int64_t resume_step = -1;                        // >= 0: continue log.jsonl from this step
+    int64_t resume_step = -1;                        // 0 or more: continue log.jsonl from this step
     double flops_per_token = 0.0, peak_flops = 0.0;  // for MFU; 0: left out
 };
 
@@ -46,10 +46,9 @@ struct StepRecord {
 struct Log {
     LogOptions options;
 
-    // Opens log.jsonl. A new run moves an older log.jsonl aside, to log.1.jsonl and so on; a resumed run removes
-    // the lines that it will write again (steps from resume_step on; validation, samples and checkpoints after
-    // resume_step) and an incomplete last line. Validation and sample of resume_step may run again: a line that
-    // log.jsonl already has is not written twice.
+    // Opens log.jsonl. A new run moves an older log.jsonl aside, to log.1.jsonl and so on. A resumed run removes the
+    // lines that it writes again (steps, validations and samples from resume_step on), those of later checkpoints, and
+    // an incomplete last line.
     explicit Log(const LogOptions& options);
     ~Log();
     Log(const Log&) = delete;
@@ -60,8 +59,6 @@ struct Log {
     void warn(const std::string& text);  // on stderr, also when quiet, and in log.jsonl
 
     void step(const StepRecord& record);
-    // Shows "micro-step 37/512" behind the live line, if the step takes long.
-    void working(const char* what, int64_t done, int64_t of);
     void val(int64_t step, double val_loss);
     void sample(int64_t step, const std::string& text);
     void checkpoint(int64_t step, const std::string& dir, double ms, double stall_ms);
@@ -75,14 +72,13 @@ struct Log {
     void draw();
     void clear();
 
-    bool live;                 // stderr is a terminal, and its last line shows the last step
-    std::string line, behind;  // the live line, and what follows it while a step takes long
-    double drawn = 0.0;        // seconds_now() when it was drawn
+    bool live;           // stderr is a terminal, and its last line shows the last step
+    std::string line;    // the live line
+    double drawn = 0.0;  // seconds_now() when it was drawn
     bool stdout_broken = false;
     int fd = -1;                              // log.jsonl
     std::string unwritten;                    // lines that could not be written yet
-    std::string of_resume_step;               // lines of resume_step that log.jsonl already has
-    int64_t steps = 0;                        // of this start
+    int64_t steps = 0;                        // steps of this start
     double mean_ms = 0.0, mean_tokens = 0.0;  // exponential means over about 20 steps
 };
 

@@ -160,7 +160,6 @@ void Trainer<floatX>::start_clock(int64_t step) {
 template <class floatX>
 MicroStep Trainer<floatX>::micro_step(int n) {
     run.groups.world.reached("micro-step", n);
-    log.working("micro-step", n, run.batch.grad_accum_steps);
     const int virtual_ranks = optimizer.gradients.local_virtual_ranks(),
               each = run.batch.grad_accum_steps / virtual_ranks;
     if (model.shard_gradients) return {n % virtual_ranks, 0, true};
@@ -267,8 +266,7 @@ void Trainer<floatX>::check_replicas(int64_t step) {
 template <class floatX>
 void Trainer<floatX>::validate(int64_t step) {
     const ProfileRange range("validation", step);
-    const std::optional<double> loss = evaluate(model, *val_loader, run.groups.dp, [&](int64_t done, int64_t of) {
-        log.working("validation batch", done, of);
+    const std::optional<double> loss = evaluate(model, *val_loader, run.groups.dp, [&](int64_t done, int64_t) {
         run.groups.world.reached("validation batch", done);
         stop |= run.groups.world.any_rank(stop_requested());
         return !stop;
