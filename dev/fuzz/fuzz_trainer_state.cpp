@@ -33,7 +33,6 @@ static const nlohmann::json valid = {{"format", 1},
                                      {"val_step", 20},
                                      {"options", {{"lr", 0.001}}},
                                      {"data", {{"train", "00ff"}}},
-                                     {"extra", nlohmann::json::object()},
                                      {"files", {{"config.json", {{"size", 1}, {"xxh3_64", "00"}}}}}};
 
 // trainer.json with a checksum that matches; the text itself if it is no JSON.
@@ -70,8 +69,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     } catch (const Error&) {
         return 0;
     }
-    const bool possible = 0 <= state.step && state.step <= state.position && state.position <= state.tokens &&
-                          -1 <= state.val_step && state.val_step <= state.step;
+    const bool possible = 0 <= state.step && 0 <= state.position && 0 <= state.tokens && -1 <= state.val_step &&
+                          state.val_step <= state.step;
     if (!possible || !parse_json(state.options, "options").is_object()) abort();
     parse_json(state.data, "data");
     best_checkpoint(output);

@@ -5,9 +5,9 @@
 #include <xxhash.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cinttypes>
 #include <cmath>
+#include <cstdio>
 #include <limits>
 #include <map>
 
@@ -18,22 +18,13 @@
 using nlohmann::json;
 
 constexpr int format_version = 1;
-constexpr int64_t max_state_bytes = 16 << 20;    // the largest trainer.json that is read
-constexpr int64_t max_count = int64_t(1) << 60;  // above any run's counts; adding a run's steps cannot overflow
+constexpr int64_t max_state_bytes = 16 << 20;      // the largest trainer.json that is read
+constexpr uint64_t max_count = uint64_t(1) << 60;  // above any run's counts; adding a run's steps cannot overflow
 
-using Note = std::function<void(const std::string& line)>;
+using Warn = std::function<void(const std::string& line)>;
 
-static bool succeeds(const std::function<void()>& f) {
-    try {
-        f();
-        return true;
-    } catch (const Error&) {
-        return false;
-    }
-}
-
-// Does what can also be done later: an error becomes a line.
-static void try_to(const char* what_fails, const Note& warn, const std::function<void()>& f) {
+// Does what can also be done later: an error becomes a warning.
+static void try_to(const char* what_fails, const Warn& warn, const std::function<void()>& f) {
     try {
         f();
     } catch (const Error& error) {
@@ -47,28 +38,15 @@ static std::string step_name(int64_t step) { return format("step_%06" PRId64, st
 
 std::string checkpoint_directory(const std::string& output, int64_t step) { return output + "/" + step_name(step); }
 
-struct StepDirectory {
-    int64_t step;
-    std::string dir;
-};
-
-static std::vector<StepDirectory> list_steps(const std::string& output) {  // newest first
-    std::vector<StepDirectory> out;
-    if (!is_directory(output)) return out;
+std::map<int64_t, std::string, std::greater<>> list_checkpoints(const std::string& output) {
+    std::map<int64_t, std::string, std::greater<>> found;
+    if (!is_directory(output)) return found;
     for (const std::string& name : list_directory(output)) {
         int64_t step = -1;
-        const char *digits = name.data() + 5, *end = name.data() + name.size();
-        if (!name.starts_with("step_") || std::from_chars(digits, end, step).ptr != end || step < 0) continue;
-        out.push_back({step, output + "/" + name});
+        const bool has_step = sscanf(name.c_str(), "step_%" SCNd64, &step) == 1;
+        if (has_step && name == step_name(step)) found[step] = output + "/" + name;
     }
-    std::sort(out.begin(), out.end(), [](const StepDirectory& a, const StepDirectory& b) { return a.step > b.step; });
-    return out;
-}
-
-std::vector<std::string> list_checkpoints(const std::string& output) {
-    std::vector<std::string> out;
-    for (const StepDirectory& found : list_steps(output)) out.push_back(found.dir);
-    return out;
+    return found;
 }
 
 std::vector<std::string> remove_leftovers(const std::string& output) {
@@ -129,8 +107,7 @@ static std::string state_json(const TrainerState& state, const std::map<std::str
                 {"val_step", state.val_step},
                 {"options", parse_json(state.options, "the run's options")},
                 {"data", parse_json(state.data, "the data's description")},
-                {"health", parse_json(state.health, "the run's health")},
-                {"extra", json::object()}};  // version 0.1.0 requires this key
+                {"health", parse_json(state.health, "the run's health")}};
     for (const auto& [name, sum] : files)
         out["files"][name] = {{"size", sum.size}, {"xxh3_64", format("%016" PRIx64, sum.xxh3)}};
     out["xxh3_64"] = checksum_of_state(out);
@@ -177,45 +154,41 @@ static void check_free_space(const std::string& output, int64_t needed) {
 
 // Renames the directories of later steps. They belong to an abandoned run that had continued from an earlier step here,
 // and a resume must not take them for the newest.
-static void set_aside_later(const std::string& output, int64_t step, const Note& note) {
-    for (const StepDirectory& found : list_steps(output)) {
-        if (found.step <= step) continue;
-        std::string aside = found.dir + ".stale";
-        for (int i = 2; path_exists(aside); i++) aside = format("%s.stale%d", found.dir.c_str(), i);
-        rename_path(found.dir, aside);
-        if (note)
-            note(format("%s: belongs to a later step than this run's, so it was renamed to %s", found.dir.c_str(),
+static void set_aside_later(const std::string& output, int64_t step, const Warn& warn) {
+    for (const auto& [later, dir] : list_checkpoints(output)) {
+        if (later <= step) continue;
+        std::string aside = dir + ".stale";
+        for (int i = 2; path_exists(aside); i++) aside = format("%s.stale%d", dir.c_str(), i);
+        rename_path(dir, aside);
+        if (warn)
+            warn(format("%s: belongs to a later step than this run's, so it was renamed to %s", dir.c_str(),
                         aside.c_str()));
     }
 }
 
 // Renames tmp to dir. At every moment the old or the new directory has the name `dir`.
-static void put_in_place(const std::string& tmp, const std::string& dir, const Note& warn) {
+static void put_in_place(const std::string& tmp, const std::string& dir, const Warn& warn) {
     path_exists(dir) ? exchange_paths(tmp, dir) : rename_path(tmp, dir);
     sync_directory(parent_directory(dir));
     try_to("the replaced checkpoint was not deleted", warn, [&] { remove_tree(tmp); });
 }
 
-// Renames the directory before deleting it, so that a partly deleted checkpoint never has a checkpoint's name.
-static void delete_checkpoint(const std::string& dir) {
-    remove_tree(dir + ".tmp");
-    rename_path(dir, dir + ".tmp");
-    remove_tree(dir + ".tmp");
-}
-
 // Applies KeepRules after the save of `step`.
-static void delete_older(const std::string& output, int64_t step, const KeepRules& keep, const Note& warn) {
+static void delete_older(const std::string& output, int64_t step, const KeepRules& keep, const Warn& warn) {
     const std::string best = keep.best ? best_checkpoint(output) : "", best_file = output + "/best";
     if (best.empty()) unlink(best_file.c_str());
     if (!best.empty())
         try_to("the file best does not name the best checkpoint", warn,
                [&] { replace_file(best_file, best.substr(output.size() + 1) + "\n"); });
     int kept = 0;
-    for (const StepDirectory& found : list_steps(output)) {
+    for (const auto& [older, dir] : list_checkpoints(output)) {
         const bool newest = keep.newest == 0 || kept++ < keep.newest;
-        const bool every = keep.every > 0 && found.step % keep.every == 0;
-        if (newest || every || found.dir == best || found.step >= step) continue;
-        try_to("an old checkpoint was not deleted", warn, [&] { delete_checkpoint(found.dir); });
+        const bool every = keep.every > 0 && older % keep.every == 0;
+        if (newest || every || dir == best || older >= step) continue;
+        try_to("an old checkpoint was not deleted", warn, [&] {
+            rename_path(dir, dir + ".tmp");  // a partly deleted checkpoint must not have a checkpoint's name
+            remove_tree(dir + ".tmp");
+        });
     }
 }
 
@@ -228,10 +201,10 @@ std::string save_checkpoint(const SaveOptions& options, const ParamLayout& layou
     try {
         make_new_directory(tmp);
         write_files(tmp, options, layout, view, state);
-        set_aside_later(options.output, state.step, options.note);
+        set_aside_later(options.output, state.step, options.warn);
         put_in_place(tmp, dir, options.warn);
     } catch (...) {
-        succeeds([&] { remove_tree(tmp); });  // frees the space
+        try_to("", nullptr, [&] { remove_tree(tmp); });  // frees the space
         throw;
     }
     try_to("the checkpoint is saved, but the file latest does not name it", options.warn,
@@ -297,7 +270,7 @@ void verify_checkpoint(const std::string& dir, const VerifyProgress& progress) {
 
 FoundCheckpoint find_latest(const std::string& output, const VerifyProgress& progress) {
     FoundCheckpoint out;
-    for (const std::string& dir : list_checkpoints(output)) {
+    for (const auto& [step, dir] : list_checkpoints(output)) {
         try {
             verify_checkpoint(dir, progress);
             out.dir = dir;
@@ -321,11 +294,11 @@ bool holds_model(const std::string& dir) {
 
 FoundCheckpoint find_model(const std::string& path, const VerifyProgress& progress) {
     check_directory(path);
-    const std::vector<std::string> checkpoints = list_checkpoints(path);
+    const auto checkpoints = list_checkpoints(path);
     ENSURE(checkpoints.empty() || !holds_model(path),
            "%s holds both a model and the checkpoints of a run; name the checkpoint (%s), or move config.json and "
            "the model's other files to another directory",
-           path.c_str(), checkpoints[0].c_str());
+           path.c_str(), checkpoints.begin()->second.c_str());
     if (!checkpoints.empty()) return find_latest(path, progress);
     if (path_exists(path + "/trainer.json")) {
         const json files = read_file_list(path);
@@ -340,38 +313,23 @@ FoundCheckpoint find_model(const std::string& path, const VerifyProgress& progre
 
 // ---- loading
 
-// A step takes one window or more, and a window has one token or more. Nothing stricter holds for every checkpoint: a
-// resume may change the batch.
-static void check_counts(const std::string& path, const TrainerState& state) {
-    const bool possible = state.step == 0 ? state.position == 0 && state.tokens == 0
-                                          : state.step <= state.position && state.position <= state.tokens;
-    if (!possible)
-        bad_state(path, format("step %lld, position %lld and tokens %lld contradict each other",
-                               static_cast<long long>(state.step), static_cast<long long>(state.position),
-                               static_cast<long long>(state.tokens)));
-}
-
 TrainerState read_trainer_state(const std::string& dir) {
     const std::string path = dir + "/trainer.json";
     const json state = read_state_json(dir);
-    const auto refuse = [&](const char* name, const json& value) {
-        bad_state(path, format("%s is %s, which is impossible", name, printable(value.dump()).c_str()));
-    };
-    const auto count = [&](const char* name, int64_t max) {
-        const json& value = state.at(name);
-        if (!value.is_number_integer() || value < 0 || value > max) refuse(name, value);
-        return value.get<int64_t>();
+    const auto count = [&](const char* name, uint64_t max) {
+        const uint64_t value = state.at(name).get_ref<const json::number_unsigned_t&>();
+        if (value > max)
+            bad_state(path, format("%s is %llu, which is impossible", name, static_cast<unsigned long long>(value)));
+        return int64_t(value);
     };
     try {
         TrainerState out;
         out.step = count("step", std::numeric_limits<int>::max() - 1);  // the optimizer counts steps from 1 in an int
         out.position = count("position", max_count);
         out.tokens = count("tokens", max_count);
-        check_counts(path, out);
-        if (!state.at("seed").is_number_unsigned()) refuse("seed", state["seed"]);
-        out.seed = state["seed"].get<uint64_t>();
+        out.seed = count("seed", std::numeric_limits<uint64_t>::max());
         out.val_loss = state.at("val_loss").is_null() ? NAN : state.at("val_loss").get<double>();
-        if (state.contains("val_step") && state["val_step"] != -1) out.val_step = count("val_step", out.step);
+        if (state.contains("val_step") && state["val_step"] != -1) out.val_step = count("val_step", uint64_t(out.step));
         out.options = json(state.at("options").get_ref<const json::object_t&>()).dump();  // throws if not an object
         out.data = state.at("data").dump();
         if (state.contains("health")) out.health = json(state["health"].get_ref<const json::object_t&>()).dump();
@@ -384,13 +342,13 @@ TrainerState read_trainer_state(const std::string& dir) {
 std::string best_checkpoint(const std::string& output) {
     std::string best;
     double lowest = std::numeric_limits<double>::infinity();
-    for (const std::string& dir : list_checkpoints(output)) {
-        TrainerState state;
-        if (!succeeds([&] { state = read_trainer_state(dir); })) continue;
-        if (state.val_step != state.step || !(state.val_loss <= lowest)) continue;
-        lowest = state.val_loss;
-        best = dir;
-    }
+    for (const auto& [step, dir] : list_checkpoints(output))
+        try_to("", nullptr, [&] {  // a damaged checkpoint is not the best
+            const TrainerState state = read_trainer_state(dir);
+            if (state.val_step != state.step || !(state.val_loss <= lowest)) return;
+            lowest = state.val_loss;
+            best = dir;
+        });
     return best;
 }
 

@@ -16,6 +16,7 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -53,8 +54,8 @@ struct SaveOptions {
     CheckpointFormat format;
     int end_of_text = 50256;                                      // id of <|endoftext|>, for config.json
     std::function<void(const std::string& dir)> write_tokenizer;  // writes the tokenizer's files into dir; may be empty
-    std::function<void(const std::string& line)> note;            // prints lines about renamed directories
-    std::function<void(const std::string& line)> warn;  // prints what could not be done after the checkpoint was saved
+    // Prints what could not be done after the checkpoint was saved, and which directories were renamed; may be empty.
+    std::function<void(const std::string& line)> warn;
 };
 
 // OUTPUT/step_N.
@@ -92,8 +93,8 @@ struct FoundCheckpoint {
 // The checkpoint of the highest step in OUTPUT that verifies. Refuses (EXIT_BAD_DATA) an OUTPUT whose checkpoints are
 // all damaged.
 FoundCheckpoint find_latest(const std::string& output, const VerifyProgress& progress = {});
-// The directories in OUTPUT that are named like checkpoints, damaged or not, newest first.
-std::vector<std::string> list_checkpoints(const std::string& output);
+// Returns the directories in OUTPUT that are named like checkpoints, damaged or not, by their steps, newest first.
+std::map<int64_t, std::string, std::greater<>> list_checkpoints(const std::string& output);
 
 // Whether the directory itself contains config.json and weights: a Hugging Face directory or a checkpoint.
 bool holds_model(const std::string& dir);

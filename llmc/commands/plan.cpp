@@ -54,7 +54,7 @@ int run_plan(const Options& options, Dtype dtype, const Launch& launch) {
                                 plain_number(flops * double(batch.tokens_per_step) / 1e12, 4) + " TFLOP per step"});
     const int64_t done = source.resume.empty() ? 0 : read_trainer_state(source.resume).step;
     if (peak > 0) rows.push_back({"time", plan_time(dtype, o, source.config, batch, peak, done)});
-    const int64_t checkpoint = checkpoint_bytes(ParamLayout(source.config), checkpoint_format(o, STATE_NAMES));
+    const int64_t checkpoint = checkpoint_bytes(ParamLayout(source.config), checkpoint_format(o));
     rows.push_back({"disk", describe_disk(o, checkpoint)});
     for (const std::string& line : table_lines(rows)) print_stdout(line + "\n");
     for (const std::string& line : source.notes) print_stdout(message_text(line) + "\n");

@@ -306,10 +306,10 @@ static std::vector<std::string> lock_output(Run& run) {
     if (run.is_rank0() && !o.output.empty()) {
         make_directories(o.output);
         run.lock = std::make_unique<FileLock>(o.output + "/run.lock");
-        const std::vector<std::string> checkpoints = list_checkpoints(o.output);
+        const auto checkpoints = list_checkpoints(o.output);
         ENSURE(o.resume || checkpoints.empty(),
                "%s holds the checkpoints of an earlier run (%s): continue it with --resume, or choose another --output",
-               o.output.c_str(), checkpoints[0].c_str());
+               o.output.c_str(), checkpoints.begin()->second.c_str());
         notes = remove_leftovers(o.output);
         if (!run.lock->held) notes.push_back(o.output + ": its file system has no locks; start no second run there");
     }

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <system_error>
+#include <thread>
 
 #include "base/common.h"
 #include "base/device.h"
@@ -10,11 +10,7 @@
 
 bool saves_checkpoints(const Options& o) { return o.checkpoint_every > 0 && !o.output.empty(); }
 
-KeepRules keep_rules(const Options& o) { return {o.keep, o.keep_every, o.keep_best}; }
-
-CheckpointFormat checkpoint_format(const Options& o, const std::vector<std::string>& state) {
-    return {o.export_dtype == "bf16", state};
-}
+CheckpointFormat checkpoint_format(const Options& o) { return {o.export_dtype == "bf16", STATE_NAMES}; }
 
 std::string describe_disk(const Options& o, int64_t checkpoint_bytes) {
     if (o.checkpoint_every == 0) return "no checkpoints";
@@ -32,11 +28,12 @@ static int64_t copy_bytes(const ParamLayout& layout, int num_slots) {
 
 // ---- writing, on rank 0
 
-static SaveOptions save_options(const Run& run, const std::vector<std::string>& state, SaveResult& result) {
+static SaveOptions save_options(const Run& run, SaveResult& result) {
+    const Options& o = run.options;
     SaveOptions options;
-    options.output = run.options.output;
-    options.keep = keep_rules(run.options);
-    options.format = checkpoint_format(run.options, state);
+    options.output = o.output;
+    options.keep = {o.keep, o.keep_every, o.keep_best};
+    options.format = checkpoint_format(o);
     options.end_of_text = run.start.end_of_text;
     if (run.start.tokenizer) {
         options.end_of_text = run.start.tokenizer->end_of_text;
@@ -44,18 +41,17 @@ static SaveOptions save_options(const Run& run, const std::vector<std::string>& 
             save_tokenizer(*run.start.tokenizer, dir, run.start.config.max_T);
         };
     }
-    options.note = [&result](const std::string& line) { result.lines.push_back({false, line}); };
-    options.warn = [&result](const std::string& line) { result.lines.push_back({true, line}); };
+    options.warn = [&result](const std::string& line) { result.warnings.push_back(line); };
     return options;
 }
 
 // May run in a thread: it reads only what is constant in `run`. begin: when the state was gathered.
-static SaveResult write_checkpoint(const Run& run, const ParamLayout& layout, const std::vector<std::string>& names,
-                                   const TensorView& view, const TrainerState& state, double begin) {
+static SaveResult write_checkpoint(const Run& run, const ParamLayout& layout, const TensorView& view,
+                                   const TrainerState& state, double begin) {
     SaveResult result;
     result.step = state.step;
     try {
-        result.dir = save_checkpoint(save_options(run, names, result), layout, view, state);
+        result.dir = save_checkpoint(save_options(run, result), layout, view, state);
     } catch (const Error& error) {
         result.error = error;
     } catch (const std::exception& error) {  // no memory for a buffer
@@ -68,8 +64,7 @@ static SaveResult write_checkpoint(const Run& run, const ParamLayout& layout, co
 // ---- the saver
 
 template <class floatX>
-Saver<floatX>::Saver(Trainer<floatX>& trainer)
-    : trainer(trainer), run(trainer.run), optimizer(trainer.optimizer) {
+Saver<floatX>::Saver(Trainer<floatX>& trainer) : trainer(trainer), run(trainer.run), optimizer(trainer.optimizer) {
     const Options& o = run.options;
     if (!run.start.resume.empty()) saved_step = trainer.state.step;
     const bool between_steps =
@@ -115,8 +110,7 @@ std::string Saver<floatX>::last_checkpoint() const {
 // Logs a save that has ended. last: no later save can replace it if it has failed.
 template <class floatX>
 void Saver<floatX>::report(const SaveResult& result, bool last) {
-    for (const SaveResult::Line& line : result.lines)
-        line.warning ? trainer.log.warn(line.text) : trainer.log.note(line.text);
+    for (const std::string& warning : result.warnings) trainer.log.warn(warning);
     if (!result.error) {
         failures = 0;
         saved_step = result.step;
@@ -158,20 +152,16 @@ void Saver<floatX>::save_in_background(double begin) {
             optimizer.get_state(to, slot, p, l);
         });
     if (!run.is_rank0()) return;
-    const auto write = [this, begin_copy, stall_ms = 1e3 * (seconds_now() - begin), state = trainer.state] {
+    const auto write = [this, begin_copy, stall_ms = 1e3 * (seconds_now() - begin), state = trainer.state,
+                        training = std::this_thread::get_id()] {
+        if (std::this_thread::get_id() != training) yield_to_training();
         const TensorView view = view_flat(optimizer.full_layout, {copy.begin(), copy.end()});
-        SaveResult result = write_checkpoint(run, optimizer.full_layout, STATE_NAMES, view, state, begin_copy);
+        SaveResult result = write_checkpoint(run, optimizer.full_layout, view, state, begin_copy);
         result.stall_ms = stall_ms;
         return result;
     };
-    try {
-        writing = std::async(std::launch::async, [write] {
-            yield_to_training();
-            return write();
-        });
-    } catch (const std::system_error&) {  // this process may not have another thread (ulimit -u)
-        writing = std::async(std::launch::deferred, write);
-    }
+    // Deferred until poll() if this process may not have another thread (ulimit -u).
+    writing = std::async(std::launch::async | std::launch::deferred, write);
 }
 
 // Saves while training waits. If rank 0 cannot write, it goes on reading, because the other ranks take part in each
@@ -185,11 +175,9 @@ SaveResult Saver<floatX>::save_now() {
         optimizer.get_state(host, slot, p, l);
     };
     SaveResult result;
-    if (run.is_rank0())
-        result = write_checkpoint(run, layout, STATE_NAMES, view_copies(layout, read), trainer.state,
-                                  seconds_now());
+    if (run.is_rank0()) result = write_checkpoint(run, layout, view_copies(layout, read), trainer.state, seconds_now());
     if (optimizer.reads_together())
-        for_each_read(layout, checkpoint_format(run.options, STATE_NAMES), [&](Slot slot, Param p, int l) {
+        for_each_read(layout, checkpoint_format(run.options), [&](Slot slot, Param p, int l) {
             if (number++ >= reads) read(nullptr, slot, p, l);
         });
     return result;

@@ -8,16 +8,12 @@
 
 #include "train/trainer.h"
 
-// Result of a save. The thread that writes may not print, so it leaves its lines to the training thread.
+// Result of a save. The thread that writes may not print, so it leaves its warnings to the training thread.
 struct SaveResult {
-    struct Line {
-        bool warning;
-        std::string text;
-    };
     int64_t step = -1;
     std::string dir;
     double ms = 0.0, stall_ms = 0.0;  // time to gather and write the state; time in which training waited
-    std::vector<Line> lines;
+    std::vector<std::string> warnings;
     std::optional<Error> error;  // reason why nothing was saved
 };
 
@@ -52,7 +48,6 @@ struct Saver {
 };
 
 bool saves_checkpoints(const Options& options);
-KeepRules keep_rules(const Options& options);
-CheckpointFormat checkpoint_format(const Options& options, const std::vector<std::string>& state);
-// Row `disk` of a plan. checkpoint_bytes: the size of one checkpoint.
+CheckpointFormat checkpoint_format(const Options& options);
+// Returns the row `disk` of a plan. checkpoint_bytes: the size of one checkpoint.
 std::string describe_disk(const Options& options, int64_t checkpoint_bytes);

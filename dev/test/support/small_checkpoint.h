@@ -41,17 +41,16 @@ using Names = std::vector<std::string>;
 
 struct Saved {
     std::string dir;
-    Names notes, warnings;
+    Names warnings;
 };
 
 // Saves a checkpoint whose weights and moments are random numbers with seed `step`, so each step has different ones.
 inline Saved save(SaveOptions options, int64_t step) {
     const FlatState state(small_model, uint64_t(step));
-    Names notes, warnings;
-    options.note = [&](const std::string& line) { notes.push_back(line); };
+    Names warnings;
     options.warn = [&](const std::string& line) { warnings.push_back(line); };
     const std::string dir = save_checkpoint(options, state.layout, state.view(), trainer_state(step));
-    return {dir, notes, warnings};
+    return {dir, warnings};
 }
 
 // Whether the checkpoint in `dir` is whole and has the weights and moments of `seed`. save() uses the step as the seed.

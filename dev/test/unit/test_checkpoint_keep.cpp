@@ -69,7 +69,7 @@ TEST_CASE("a trainer.json without the step of its validation is read, and is not
     CHECK(best_checkpoint(out) == "");
     for (const nlohmann::json& bad : {nlohmann::json(2), nlohmann::json(-2), nlohmann::json("1")}) {
         write_changed_state(out + "/step_000001", [&](nlohmann::json& state) { state["val_step"] = bad; });
-        CHECK(refusal([&] { read_trainer_state(out + "/step_000001"); }).find("val_step is ") != std::string::npos);
+        CHECK(refusal([&] { read_trainer_state(out + "/step_000001"); }).starts_with("65 "));
     }
 }
 

@@ -49,17 +49,6 @@ TEST_CASE("a checkpoint of another shape is refused before any tensor is loaded"
         Error);
 }
 
-TEST_CASE("trainer.json has the empty object that version 0.1.0 requires, and is read without it") {
-    const TemporaryDirectory dir;
-    const std::string ckpt = save(save_options(dir / "out"), 5).dir, path = ckpt + "/trainer.json";
-    nlohmann::json state = nlohmann::json::parse(read_bytes(path));
-    CHECK(state["extra"] == nlohmann::json::object());
-    state.erase("extra");
-    write_sealed(path, state);
-    CHECK(read_trainer_state(ckpt).position == trainer_state(5).position);
-    CHECK(holds(ckpt, 5));
-}
-
 TEST_CASE("impossible values in trainer.json are refused, even if its checksum matches") {
     const TemporaryDirectory dir;
     const std::string ckpt = save(save_options(dir / "out"), 1).dir, path = ckpt + "/trainer.json";
@@ -71,38 +60,22 @@ TEST_CASE("impossible values in trainer.json are refused, even if its checksum m
         verify_checkpoint(ckpt);
         return refusal([&] { read_trainer_state(ckpt); });
     };
+    const std::string wrong_type =
+        "65 " + path + ": a value is missing or of the wrong type; the checkpoint is damaged";
     for (const char* name : {"step", "position", "tokens"}) {
         for (const nlohmann::json& bad :
-             {nlohmann::json(-1), nlohmann::json(INT64_MAX), nlohmann::json(UINT64_MAX), nlohmann::json(1e300),
-              nlohmann::json((int64_t(1) << 60) + 1), nlohmann::json("1"), nlohmann::json(nullptr)})
+             {nlohmann::json(-1), nlohmann::json(1e300), nlohmann::json("1"), nlohmann::json(nullptr)})
+            CHECK(said(name, bad) == wrong_type);
+        for (const nlohmann::json& bad : {nlohmann::json(UINT64_MAX), nlohmann::json((int64_t(1) << 60) + 1)})
             CHECK(said(name, bad) == "65 " + path + ": " + name + " is " + bad.dump() +
                                          ", which is impossible; the checkpoint is damaged");
     }
     CHECK(said("step", INT32_MAX).starts_with("65 "));
-    for (const nlohmann::json& bad :
-         {nlohmann::json(-1), nlohmann::json(1.5), nlohmann::json(1e300), nlohmann::json("1")})
-        CHECK(said("seed", bad) ==
-              "65 " + path + ": seed is " + bad.dump() + ", which is impossible; the checkpoint is damaged");
+    for (const nlohmann::json& bad : {nlohmann::json(-1), nlohmann::json(1.5), nlohmann::json(1e300)})
+        CHECK(said("seed", bad) == wrong_type);
     CHECK(said("seed", UINT64_MAX) == "");
-
-    // Step 1 has position 20 and 2^40 tokens. A step takes at least one window, and a window at least one token.
-    const auto contradicts = [&](const char* name, int64_t value) {
-        return said(name, value).ends_with(" contradict each other; the checkpoint is damaged");
-    };
-    CHECK(said("step", 21) == "65 " + path +
-                                  ": step 21, position 20 and tokens 1099511627776 contradict each other; the "
-                                  "checkpoint is damaged");
-    CHECK(said("step", 20) == "");
-    CHECK(contradicts("step", 0));
-    CHECK(contradicts("position", 0));
-    CHECK(said("position", 1) == "");
-    CHECK(said("position", int64_t(1) << 40) == "");
-    CHECK(contradicts("position", (int64_t(1) << 40) + 1));
-    CHECK(contradicts("tokens", 19));
-    CHECK(said("tokens", 20) == "");
     for (const nlohmann::json& bad : {nlohmann::json::array(), nlohmann::json("--lr 1"), nlohmann::json(nullptr)})
-        CHECK(said("options", bad) ==
-              "65 " + path + ": a value is missing or of the wrong type; the checkpoint is damaged");
+        CHECK(said("options", bad) == wrong_type);
 }
 
 TEST_CASE("a resume refuses options of the wrong type in trainer.json, even if its checksum matches") {
@@ -203,7 +176,7 @@ TEST_CASE("a file of another size is refused before it is read") {
     const TemporaryDirectory dir;
     const std::string ckpt = save(save_options(dir / "out"), 1).dir, path = ckpt + "/config.json";
     std::filesystem::resize_file(path, uintmax_t(1) << 40);  // sparse; its checksum would take minutes
-    const auto progress = [] { FAIL("a file is read"); };  // config.json is the first file
+    const auto progress = [] { FAIL("a file is read"); };    // config.json is the first file
     CHECK_THROWS_WITH_AS(verify_checkpoint(ckpt, progress), doctest::Contains("has 1,099,511,627,776 bytes, not "),
                          Error);
     std::filesystem::resize_file(path, 0);

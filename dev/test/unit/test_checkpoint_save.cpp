@@ -15,7 +15,7 @@ TEST_CASE("weights, moments and state are saved and loaded bit for bit, in fp32 
         const TemporaryDirectory dir;
         const Saved saved = save(save_options(dir / "out", 0, bf16_weights), 5000);
         CHECK(saved.dir == dir / "out/step_005000");
-        CHECK(saved.notes.empty());
+        CHECK(saved.warnings.empty());
         CHECK(verify_error(saved.dir) == "");
         CHECK(holds(saved.dir, 5000));
         const TrainerState got = read_trainer_state(saved.dir), want = trainer_state(5000);
@@ -79,8 +79,8 @@ TEST_CASE("saving an older step renames the later checkpoints to .stale and lose
     CHECK(find_latest(dir / "out").dir == dir / "out/step_000002");
     save(save_options(dir / "out", 1), 3);
     const Saved saved = save(save_options(dir / "out", 1), 2);
-    REQUIRE(saved.notes.size() == 1);
-    CHECK(saved.notes[0].find("step_000003.stale2") != std::string::npos);
+    REQUIRE(saved.warnings.size() == 1);
+    CHECK(saved.warnings[0].find("step_000003.stale2") != std::string::npos);
     CHECK(find_latest(dir / "out").dir == dir / "out/step_000002");
 }
 
@@ -157,7 +157,6 @@ TEST_CASE("if `latest` cannot be written, a save succeeds with a warning, and de
     remove_tree(out + "/latest");
     make_directories(out + "/latest/in the way");
     const Saved saved = save(save_options(out, 1), 2);
-    CHECK(saved.notes.empty());
     REQUIRE(saved.warnings.size() == 1);
     CHECK(saved.warnings[0].find("is saved, but the file latest does not name it: ") != std::string::npos);
     CHECK(saved.warnings[0].find("Is a directory") != std::string::npos);
