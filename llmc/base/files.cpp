@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 #include <xxhash.h>
 
@@ -11,9 +10,10 @@
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
-#include <limits>
 #include <system_error>
 #include <utility>
+
+#include "base/print.h"
 
 namespace fs = std::filesystem;
 
@@ -42,13 +42,12 @@ InputFile::InputFile(const std::string& path) : path(path) {
     fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // opening a pipe without a writer would block forever
     if (fd < 0) fail_errno(is_missing(errno) ? EXIT_NO_INPUT : EXIT_IO, path, "open");
     struct stat status = {};
-    const bool has_status = fstat(fd, &status) == 0;
+    const bool is_known = fstat(fd, &status) == 0;
     size = status.st_size;
-    if (has_status && S_ISREG(status.st_mode)) return;
+    if (is_known && S_ISREG(status.st_mode)) return;
     close(fd);
-    if (!has_status) fail(EXIT_IO, "%s: cannot read its size", path.c_str());
-    fail(EXIT_BAD_DATA, "%s: is %s, not a file", path.c_str(),
-         S_ISDIR(status.st_mode) ? "a directory" : "a device or pipe");
+    if (!is_known) fail(EXIT_IO, "%s: cannot read its size", path.c_str());
+    fail(EXIT_BAD_DATA, "%s: is not a file, but a directory, device or pipe", path.c_str());
 }
 
 InputFile::InputFile(InputFile&& other) noexcept
@@ -90,7 +89,7 @@ FileSum checksum_file(const std::string& path, const std::function<void()>& prog
     const InputFile file(path);
     const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> hash(XXH3_createState(), XXH3_freeState);
     XXH3_64bits_reset(hash.get());
-    std::string chunk(size_t(std::min<int64_t>(file.size, 1 << 20)), '\0');
+    std::string chunk(1 << 20, '\0');
     for (int64_t at = 0; at < file.size; at += int64_t(chunk.size())) {
         const int64_t bytes = std::min(int64_t(chunk.size()), file.size - at);
         file.read_at(chunk.data(), at, bytes);
@@ -102,9 +101,6 @@ FileSum checksum_file(const std::string& path, const std::function<void()>& prog
 
 // ---- writing
 
-constexpr size_t BLOCK = 4 << 20;    // bytes in one write
-constexpr size_t CACHED = 64 << 10;  // bytes that are hashed and then copied, so that the copy finds them in the cache
-
 OutputFile::OutputFile(const std::string& path)
     : path(path), hash(XXH3_createState(), [](XXH3_state_s* state) { XXH3_freeState(state); }) {
     XXH3_64bits_reset(hash.get());
@@ -113,46 +109,21 @@ OutputFile::OutputFile(const std::string& path)
 }
 
 OutputFile::~OutputFile() {
-    if (writing.valid()) writing.wait();
     if (fd >= 0) close(fd);
 }
 
-static void write_all(int fd, const std::string& path, const std::string& block) {
-    for (size_t at = 0; at < block.size();) {
-        const ssize_t put = retry_interrupted([&] { return ::write(fd, block.data() + at, block.size() - at); });
-        if (put < 0) fail_errno(EXIT_IO, path, format("write %zu bytes", block.size() - at));
-        at += size_t(put);
-    }
-}
-
-// Lets a thread write the block that is filled, as soon as the one before it is written.
-void OutputFile::begin_block() {
-    if (writing.valid()) writing.get();
-    full.swap(filling);
-    filling.clear();
-    const auto write_block = [this] { write_all(fd, path, full); };
-    try {
-        writing = std::async(std::launch::async, write_block);
-    } catch (const std::system_error&) {  // this process may not have another thread (ulimit -u)
-        write_block();
-    }
-}
-
 void OutputFile::write(const void* data, int64_t bytes) {
+    XXH3_64bits_update(hash.get(), data, size_t(bytes));
     size += bytes;
     for (const char* from = static_cast<const char*>(data); bytes > 0;) {
-        const size_t piece = std::min({size_t(bytes), CACHED, BLOCK - filling.size()});
-        XXH3_64bits_update(hash.get(), from, piece);
-        filling.append(from, piece);
-        from += piece;
-        bytes -= int64_t(piece);
-        if (filling.size() == BLOCK) begin_block();
+        const ssize_t put = retry_interrupted([&] { return ::write(fd, from, size_t(bytes)); });
+        if (put < 0) fail_errno(EXIT_IO, path, format("write %lld bytes", static_cast<long long>(bytes)));
+        from += put;
+        bytes -= put;
     }
 }
 
 FileSum OutputFile::finish() {
-    if (writing.valid()) writing.get();
-    write_all(fd, path, filling);
     // A failed fsync is never retried: the system reports lost pages once, and then treats the file as clean.
     if (fsync(fd) != 0) fail_errno(EXIT_IO, path, "write to disk");
     if (close(std::exchange(fd, -1)) != 0) fail_errno(EXIT_IO, path, "close");
@@ -175,12 +146,17 @@ void replace_file(const std::string& path, const std::string& content) {
         unlink(temporary.c_str());  // frees the space
         throw;
     }
-    sync_directory(parent_directory(path));
+    sync_path(parent_directory(path));
 }
 
-void sync_file(const std::string& path) {
-    const InputFile file(path);
-    if (fsync(file.fd) != 0) fail_errno(EXIT_IO, path, "write to disk");
+void sync_path(const std::string& path) {
+    const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    if (fd < 0) fail_errno(EXIT_IO, path, "open");
+    const int error = fsync(fd) == 0 ? 0 : errno;
+    close(fd);
+    errno = error;
+    if (error != 0 && error != EINVAL)  // EINVAL: this file system cannot sync directories
+        fail_errno(EXIT_IO, path, "write to disk");
 }
 
 // ---- the lock
@@ -253,28 +229,13 @@ std::vector<std::string> list_directory(const std::string& dir) {
 
 void make_directories(const std::string& dir) {
     if (is_directory(dir)) return;
-    if (path_exists(dir)) fail(EXIT_CANNOT_CREATE, "%s is a file, not a directory; give another name", dir.c_str());
+    if (path_exists(dir)) fail(EXIT_CANNOT_CREATE, "%s is not a directory; give another name", dir.c_str());
     const std::string parent = parent_directory(dir);
     if (parent != dir) make_directories(parent);
     std::error_code error;
     fs::create_directory(dir, error);
     if (error) fail_code(EXIT_CANNOT_CREATE, dir, "create the directory", error);
-    sync_directory(parent);
-}
-
-void make_new_directory(const std::string& dir) {
-    if (mkdir(dir.c_str(), 0777) != 0) fail_errno(EXIT_CANNOT_CREATE, dir, "create the directory");
-    sync_directory(parent_directory(dir));
-}
-
-void sync_directory(const std::string& dir) {
-    const int fd = open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) fail_errno(EXIT_IO, dir, "open the directory");
-    const bool failed = fsync(fd) != 0 && errno != EINVAL;  // EINVAL: this file system cannot sync directories
-    const int reason = errno;
-    close(fd);
-    errno = reason;
-    if (failed) fail_errno(EXIT_IO, dir, "write the directory to disk");
+    sync_path(parent);
 }
 
 void rename_path(const std::string& from, const std::string& to) {
@@ -299,17 +260,15 @@ void remove_tree(const std::string& path) {
 }
 
 int64_t free_bytes(const std::string& dir) {
-    struct statvfs status;
-    if (statvfs(dir.c_str(), &status) != 0) fail_errno(EXIT_IO, dir, "read its free space");
-    int64_t bytes;  // some file systems report impossible numbers, whose product overflows
-    if (__builtin_mul_overflow(status.f_bavail, status.f_frsize, &bytes)) return std::numeric_limits<int64_t>::max();
-    return bytes;
+    std::error_code error;
+    const fs::space_info space = fs::space(dir, error);
+    if (error) fail_code(EXIT_IO, dir, "read its free space", error);
+    return int64_t(std::min<uintmax_t>(space.available, INT64_MAX));
 }
 
 bool is_file_name(const std::string& name) {
-    const auto is_refused = [](unsigned char c) { return c == '/' || c < 0x20 || c == 0x7f; };
-    return !name.empty() && name.size() <= 255 && name != "." && name != ".." &&
-           std::none_of(name.begin(), name.end(), is_refused);
+    return !name.empty() && name.size() <= 255 && name != "." && name != ".." && name.find('/') == name.npos &&
+           message_text(name) == name;
 }
 
 std::string parent_directory(const std::string& path) {
@@ -323,10 +282,5 @@ std::string current_directory() {
 }
 
 std::string printable(const std::string& text) {
-    std::string out;
-    for (size_t i = 0; i < text.size() && i < 100; i++) {
-        const unsigned char c = static_cast<unsigned char>(text[i]);
-        out += c < 0x20 || c == 0x7f ? format("\\x%02x", c) : std::string(1, text[i]);
-    }
-    return text.size() > 100 ? out + "..." : out;
+    return message_text(text.substr(0, 100)) + (text.size() > 100 ? "..." : "");
 }

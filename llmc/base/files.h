@@ -6,7 +6,6 @@
 #pragma once
 #include <cstdint>
 #include <functional>
-#include <future>
 #include <memory>
 #include <string>
 #include <vector>
@@ -37,7 +36,7 @@ struct InputFile {
 };
 
 // A new file, written sequentially. Data are on disk only after finish(). The destructor of an unfinished file only
-// closes it. A thread writes one block while the caller fills the next; its error is thrown by a later call.
+// closes it.
 struct OutputFile {
     std::string path;
     int64_t size = 0;
@@ -49,11 +48,8 @@ struct OutputFile {
     FileSum finish();  // fsync and close
 
   private:
-    void begin_block();
     int fd;
     std::unique_ptr<XXH3_state_s, void (*)(XXH3_state_s*)> hash;
-    std::string filling, full;  // blocks: the caller fills one, the thread writes the other
-    std::future<void> writing;  // write of `full`
 };
 
 // A lock on a file: one process at a time uses a directory. The kernel releases it when the process ends in any way.
@@ -78,8 +74,8 @@ FileSum write_file(const std::string& path, const std::string& content);
 void replace_file(const std::string& path, const std::string& content);
 // `progress` is called for each part of the file that was read.
 FileSum checksum_file(const std::string& path, const std::function<void()>& progress = {});
-// Syncs to disk a file that other code wrote.
-void sync_file(const std::string& path);
+// Writes to disk what the system still holds of a file that other code wrote, or of the entries of a directory.
+void sync_path(const std::string& path);
 
 bool path_exists(const std::string& path);
 bool is_directory(const std::string& path);
@@ -87,16 +83,14 @@ bool is_directory(const std::string& path);
 void check_directory(const std::string& dir);
 // Returns the names in dir, sorted. Fails with EXIT_NO_INPUT if dir is missing.
 std::vector<std::string> list_directory(const std::string& dir);
-void make_directories(const std::string& dir);    // also makes the parents, and syncs them; dir may exist
-void make_new_directory(const std::string& dir);  // refuses a path that exists, also a link to a directory
-void sync_directory(const std::string& dir);      // makes the directory's entries durable
+void make_directories(const std::string& dir);  // also makes the parents, and syncs them; dir may exist
 void rename_path(const std::string& from, const std::string& to);
 void exchange_paths(const std::string& a, const std::string& b);  // gives each path the name of the other, at once
-void remove_tree(const std::string& path);              // path may be missing; links are not followed
-int64_t free_bytes(const std::string& dir);             // available to an ordinary user on dir's file system
-bool is_file_name(const std::string& name);             // no path, not . or .., no control character
-std::string parent_directory(const std::string& path);  // "." for a bare name
-std::string current_directory();                        // "" if the directory was removed
+void remove_tree(const std::string& path);                        // path may be missing; links are not followed
+int64_t free_bytes(const std::string& dir);                       // available to an ordinary user on dir's file system
+bool is_file_name(const std::string& name);                       // no path, not . or .., no control character
+std::string parent_directory(const std::string& path);            // "." for a bare name
+std::string current_directory();                                  // "" if the directory was removed
 
 // Throws Error: "PATH: cannot WHAT: REASON", from errno.
 [[noreturn]] void fail_errno(int exit_code, const std::string& path, const std::string& what);

@@ -6,9 +6,7 @@
 #include <string>
 
 // Parses a text that is exactly one JSON value. Refuses (EXIT_BAD_DATA, naming `where`) bad syntax, invalid UTF-8 and
-// duplicate keys in an object. A list or object inside 32 others is read as null: no file that this program needs nests
-// as deep, and functions of the library recurse into values. if_cut_short is appended to the message if the text ends
-// in the middle of a value.
+// values that are nested too deep. if_cut_short is appended to the message if the text ends in the middle of a value.
 nlohmann::json parse_json(const std::string& text, const std::string& where, const char* if_cut_short = "");
 
 // Parses a text that is exactly one JSON object.

@@ -134,11 +134,11 @@ static void write_files(const std::string& dir, const SaveOptions& options, cons
     if (options.write_tokenizer) options.write_tokenizer(dir);
     for (const std::string& name : list_directory(dir)) {
         if (files.count(name)) continue;
-        sync_file(dir + "/" + name);
+        sync_path(dir + "/" + name);
         files[name] = checksum_file(dir + "/" + name);
     }
     text("trainer.json", state_json(state, files));
-    sync_directory(dir);
+    sync_path(dir);
 }
 
 // ---- saving
@@ -169,7 +169,7 @@ static void set_aside_later(const std::string& output, int64_t step, const Warn&
 // Renames tmp to dir. At every moment the old or the new directory has the name `dir`.
 static void put_in_place(const std::string& tmp, const std::string& dir, const Warn& warn) {
     path_exists(dir) ? exchange_paths(tmp, dir) : rename_path(tmp, dir);
-    sync_directory(parent_directory(dir));
+    sync_path(parent_directory(dir));
     try_to("the replaced checkpoint was not deleted", warn, [&] { remove_tree(tmp); });
 }
 
@@ -199,7 +199,7 @@ std::string save_checkpoint(const SaveOptions& options, const ParamLayout& layou
     remove_leftovers(options.output);  // of a save that failed
     check_free_space(options.output, checkpoint_bytes(layout, options.format));
     try {
-        make_new_directory(tmp);
+        make_directories(tmp);
         write_files(tmp, options, layout, view, state);
         set_aside_later(options.output, state.step, options.warn);
         put_in_place(tmp, dir, options.warn);

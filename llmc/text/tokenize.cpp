@@ -304,7 +304,7 @@ int tokenize(const TokenizeOptions& o) {
     // kill between two renames leaves an unfinished shard beside them, which glob_files() refuses.
     val.finish();
     train.finish();
-    sync_directory(o.output);
+    sync_path(o.output);
     train.kept = val.kept = true;
     print_summary(o, totals, train, val, seconds);
     return 0;

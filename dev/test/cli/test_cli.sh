@@ -208,7 +208,7 @@ check "prompt longer than the context: nothing is printed" test ! -s "$scratch/o
 mkfifo "$scratch/a_pipe" && ln -s none "$scratch/dangling"
 for output in data.txt a_pipe dangling; do
     refused "an output that is no directory: $output" 73 \
-        "$scratch/$output is a file, not a directory; give another name" "${train[@]}" --output "$scratch/$output"
+        "$scratch/$output is not a directory; give another name" "${train[@]}" --output "$scratch/$output"
 done
 hostile=$scratch/$(printf 'h\033[2J\nerror: x\302\233')
 refused "control characters in a name are printed as escapes" 66 'h\x1b[2J\x0aerror: x\x9b: there is no such file' \

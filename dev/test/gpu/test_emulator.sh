@@ -79,7 +79,7 @@ check "--autotune off gives other bits" \
         <"$scratch/timed/step_000006/model.safetensors")"
 touch "$scratch/file"
 check "a note says that the choices cannot be kept" \
-    says 'the next start times them again: .* is a file, not a directory' \
+    says 'the next start times them again: .* is not a directory' \
     env XDG_CACHE_HOME="$scratch/file" "${timed[@]}" --output "$scratch/no_cache"
 check "a note says so also if there is no home directory" \
     says 'times them again: neither HOME nor XDG_CACHE_HOME is set' \

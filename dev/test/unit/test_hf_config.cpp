@@ -72,12 +72,10 @@ TEST_CASE("every name of the tanh GELU and the default inner size are accepted")
     CHECK(parse_error(R"({"layer_norm_epsilon":0.00001})") == "");
 }
 
-TEST_CASE("deep nesting is refused in a key that is used, and accepted in others") {
+TEST_CASE("deep nesting is refused") {
     const std::string deep = std::string(1000000, '[') + std::string(1000000, ']');
-    CHECK(parse_error(R"({"other":)" + deep + "}") == "");
-    CHECK(parse_error(R"({"n_layer":)" + deep + "}").find("an integer from 0") != std::string::npos);
-    CHECK(parse_error(R"({"activation_function":)" + deep + "}").find("must be \"gelu_new\"") != std::string::npos);
-    CHECK(parse_error(R"({"other":)" + deep).find("ends in the middle of a value") != std::string::npos);
+    for (const char* key : {"other", "n_layer"})
+        CHECK(parse_error(format("{\"%s\":", key) + deep + "}").find("inside each other") != std::string::npos);
 }
 
 TEST_CASE("each unsupported or invalid value is refused, and the message has its key and the reason") {
@@ -107,11 +105,10 @@ TEST_CASE("each unsupported or invalid value is refused, and the message has its
         {R"({"vocab_size":50257.0})", "an integer from 0"},
         {R"({"vocab_size":"50257"})", "an integer from 0"},
         {R"({"vocab_size":18446744073709551615})", "an integer from 0"},
-        {R"({"n_layer":12,"n_layer":24})", "\"n_layer\" occurs twice"},
         {R"([1])", "not an object"},
         {R"({"n_layer":12)", "not valid JSON: it ends in the middle of a value, after 13 bytes"},
         {R"({"n_layer":12])", "not valid JSON at byte 14 of 14"},
-        {"", "not valid JSON: it is empty"},
+        {"", "not valid JSON: it ends in the middle of a value, after 0 bytes"},
         {"{\"a\":\"\xff\"}", "not valid JSON"},
         {R"({"a":1e999})", "not valid JSON"},
     };
