@@ -219,22 +219,9 @@ cudaError_t cudaSetDevice(int device) {
     return cudaSuccess;
 }
 
-// A UUID made from the host's name and the GPU's index in the machine.
-static cudaUUID_t uuid_of(int gpu) {
-    cudaUUID_t id = {};
-    char host[256] = "";
-    gethostname(host, sizeof(host) - 1);
-    uint64_t hash = 14695981039346656037ull;  // FNV-1a
-    for (const char* c = host; *c; c++) hash = (hash ^ uint8_t(*c)) * 1099511628211ull;
-    memcpy(id.bytes, &hash, sizeof(hash));
-    memcpy(id.bytes + 12, &gpu, sizeof(gpu));
-    return id;
-}
-
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
     if (device < 0 || device >= simt::config.gpus) return result(cudaErrorInvalidDevice);
     *properties = {.name = "emulator",
-                   .uuid = uuid_of(simt::config.first_gpu + device),
                    .totalGlobalMem = ARENA_BYTES,
                    .sharedMemPerBlock = 48 << 10,
                    .sharedMemPerBlockOptin = SHARED_OPTIN,

@@ -66,8 +66,7 @@ static void read_devices(Config& c) {
     if (!text) return;
     char* end = nullptr;
     c.gpus = int(strtol(text, &end, 10));
-    if (*end == ':') c.first_gpu = int(strtol(end + 1, &end, 10));
-    if (!*end && c.gpus > 0 && c.first_gpu >= 0) return;
+    if (!*end && c.gpus > 0) return;
     fprintf(stderr, "emulator: SIMT_DEVICES=%s is not known\n", text);
     exit(2);
 }

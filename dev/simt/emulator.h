@@ -90,7 +90,7 @@ struct Config {
     int64_t fail_at = 0;           // the number of the operation that fails; 0: none
     bool fail_in_capture = false;  // the first operation of a capture fails
     // The emulated machine. driver_version is a CUDA version; 0: no driver.
-    int gpus = 1, first_gpu = 0, driver_version = 13000, compute_capability = 90;
+    int gpus = 1, driver_version = 13000, compute_capability = 90;
     int start_error = 0;          // cudaError_t of cudaGetDeviceCount
     int device_error = 0;         // cudaError_t of cudaSetDevice
     bool kernel_images = true;    // whether the program has code for the GPU
@@ -348,12 +348,8 @@ using cudaStream_t = struct CUstream_st*;
 using cudaEvent_t = struct CUevent_st*;
 using cudaGraph_t = struct CUgraph_st*;
 using cudaGraphExec_t = struct CUgraphExec_st*;
-struct cudaUUID_t {
-    char bytes[16];
-};
 struct cudaDeviceProp {
     char name[256];
-    cudaUUID_t uuid;
     size_t totalGlobalMem, sharedMemPerBlock, sharedMemPerBlockOptin;
     int major, minor, multiProcessorCount, warpSize, maxThreadsPerBlock, l2CacheSize;
 };

@@ -27,7 +27,6 @@ struct DeviceInfo {
 void device_init(int local_rank, int threads);
 DeviceInfo device_info();
 int device_count();              // GPUs that this process sees; the CPU counts as one
-std::string device_id();         // the GPU's UUID, "GPU-3f9c..."; empty on the CPU
 bool device_memory_is_host();    // true on the CPU
 bool device_bf16_is_faster();    // whether bf16 matmuls are faster than fp32; decides --precision auto
 void device_check_fp8();         // refuses a GPU without FP8 matmuls; the CPU simulates them

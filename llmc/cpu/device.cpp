@@ -62,7 +62,6 @@ DeviceInfo device_info() {
 }
 
 int device_count() { return 1; }
-std::string device_id() { return ""; }
 bool device_memory_is_host() { return true; }
 void device_check_fp8() {}
 bool device_bf16_is_faster() { return isa() == Isa::amx || (isa() == Isa::avx512bf16 && has_fast_vdpbf16ps()); }

@@ -221,15 +221,6 @@ DeviceInfo device_info() {
 
 int device_count() { return count_gpus(); }
 
-// The GPU's UUID in the format of nvidia-smi -L.
-std::string device_id() {
-    std::string text = "GPU-";
-    const cudaUUID_t& id = properties().uuid;
-    for (size_t i = 0; i < sizeof id.bytes; i++)
-        text += format("%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", unsigned(uint8_t(id.bytes[i])));
-    return text;
-}
-
 bool device_memory_is_host() { return false; }
 bool device_bf16_is_faster() { return properties().major >= OLDEST_MAJOR; }
 

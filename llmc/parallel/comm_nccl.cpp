@@ -209,7 +209,7 @@ struct NcclComm : Comm {
             bytes = host->all_gather_text(rank == 0 ? new_id() : "")[0];
         }
 #endif
-        if (bytes.empty()) bytes = share_nccl_id(launch, device_id() + " " + host_name(), new_id, JOIN_SECONDS);
+        if (bytes.empty()) bytes = share_nccl_id(launch, new_id, JOIN_SECONDS);
         ncclUniqueId id;
         INVARIANT(bytes.size() == sizeof id.internal, "the id of NCCL has %zu bytes, %zu came", sizeof id.internal,
                   bytes.size());

@@ -68,10 +68,7 @@ static Launch read_numbers(const Names& names, const Variables& variables) {
 // launch.mpi stays false: under torchrun MPI_Init would succeed, but as rank 0 of 1 in every process.
 static void add_torchrun(Launch& launch, const Variables& variables) {
     launch.master_addr = variables.text("MASTER_ADDR");
-    const bool several = launch.world_size > 1;
-    ENSURE(!several || !launch.master_addr.empty(), "RANK=%d and WORLD_SIZE=%d, but MASTER_ADDR is not set",
-           launch.rank, launch.world_size);
-    launch.master_port = several ? variables.number("MASTER_PORT", 1, 65535) : 0;
+    if (launch.world_size > 1) launch.master_port = variables.number("MASTER_PORT", 1, 65535);
     launch.run_id = variables.text("TORCHELASTIC_RUN_ID");
     launch.attempt = variables.number_or("TORCHELASTIC_RESTART_COUNT", 0, MOST, launch.attempt);
 }
@@ -80,13 +77,12 @@ static void add_srun(Launch& launch, const Variables& variables) {
     const int job = variables.number_or("SLURM_JOB_ID", 0, MOST, 0), step = variables.number("SLURM_STEP_ID", 0, MOST);
     launch.run_id = format("%d.%d", job, step);
     // SLURM_LAUNCH_NODE_IPADDR is the host on which srun was called, which need not be rank 0's host.
-    const std::string hosts = variables.text("SLURM_STEP_NODELIST");
-    if (!hosts.empty()) launch.master_addr = first_host(hosts);
+    launch.master_addr = first_host(variables.text("SLURM_STEP_NODELIST"));
     // By default a port that is unlikely to be the same for two steps on a host, below the system's ephemeral ports.
     launch.master_port = variables.number_or("MASTER_PORT", 1, 65535, 20000 + job % 1000 * 10 + step % 10);
     // With --mpi=none or pmi2 MPI_Init of an Open MPI that is built for PMIx ends the process.
     launch.mpi = variables.has("PMIX_RANK");
-    const int rank = launch.mpi ? variables.number("PMIX_RANK", 0, MAX_RANKS - 1) : launch.rank;
+    const int rank = variables.number_or("PMIX_RANK", 0, MAX_RANKS - 1, launch.rank);
     ENSURE(rank == launch.rank,
            "SLURM_PROCID=%d, but PMIX_RANK=%d: they come from two launchers; start with one of them", launch.rank,
            rank);
@@ -130,37 +126,28 @@ Launch find_launch(const Environment& environment) {
     if (launch.launcher == "srun") add_srun(launch, variables);
     const int tasks = variables.number_or("SLURM_NTASKS", 1, MAX_RANKS, 1);
     if (launch.launcher == "single" && tasks > 1 && variables.step_tasks() == 0)
-        launch.note = format("SLURM_NTASKS=%d, but srun did not start this process", tasks);
+        launch.note = format(" (SLURM_NTASKS=%d, but srun did not start this process)", tasks);
     return launch;
 }
 
 std::string describe_launch(const Launch& launch) {
-    std::string out = launch.launcher == "single" ? "single process" : launch.launcher;
+    std::string out = "single process";
     if (launch.launcher != "single")
-        out += format(", rank %d of %d, local rank %d", launch.rank, launch.world_size, launch.local_rank);
+        out = format("%s, rank %d of %d, local rank %d", launch.launcher.c_str(), launch.rank, launch.world_size,
+                     launch.local_rank);
     if (launch.launcher != "single" && launch.local_world_size > 0) out += format(" of %d", launch.local_world_size);
     out += " on " + host_name();
     if (launch.attempt > 0) out += format(", restart %d", launch.attempt);
-    if (launch.launcher == "single" && !launch.note.empty()) out += " (" + launch.note + ")";
-    return out;
+    return out + launch.note;
 }
 
-// "h[008-011,020],x12" -> h008: the text before the first comma outside of brackets, and in it each bracket's first
-// number.
+// Takes the text before the first comma outside of brackets, and each bracket's first number.
 std::string first_host(const std::string& list) {
-    std::string name;
-    bool inside = false, skip = false;
-    for (const char c : list) {
-        if (c == ',' && !inside) break;
-        const bool bracket = c == '[' || c == ']';
-        ENSURE(!bracket || inside == (c == ']'), "'%.100s' is not a list of hosts as in h[0-2,7],x12", list.c_str());
-        if (bracket) inside = c == '[', skip = false;
-        skip = skip || (inside && (c == '-' || c == ','));
-        if (!bracket && !skip) name += c;
-    }
-    ENSURE(!inside && !name.empty() && name.size() < 254, "'%.100s' is not a list of hosts as in h[0-2,7],x12",
-           list.c_str());
-    return name;
+    const size_t end = list.find_first_of("[],");
+    if (end == list.npos || list[end] == ',') return list.substr(0, end);
+    const size_t number_end = list.find_first_of("-,]", end + 1), close = list.find(']', end + 1);
+    ENSURE(list[end] == '[' && close != list.npos, "'%.100s' is not a list of hosts as in h[0-2,7],x12", list.c_str());
+    return list.substr(0, end) + list.substr(end + 1, number_end - end - 1) + first_host(list.substr(close + 1));
 }
 
 void write_error_file(const std::string& message) {

@@ -21,7 +21,7 @@ struct Launch {
     int master_port = 0;       // port; under torchrun the agent's, and rank 0 listens above it
     std::string run_id;        // name that distinguishes runs that use the same port
     int attempt = 0;           // number of restarts by torchrun (this host's agent) or of the Slurm job
-    std::string note;          // line for the log: a setting that was ignored
+    std::string note;          // remark for the log, on a setting that was ignored
 };
 
 using Environment = std::function<const char*(const char*)>;  // getenv, or a test's
@@ -31,7 +31,7 @@ Launch find_launch(const Environment& environment);
 
 std::string describe_launch(const Launch& launch);  // "mpirun, rank 3 of 8, local rank 1 of 2 on h1"
 
-// The first host of a list in Slurm's notation: "h[008-011],x12" -> h008.
+// Returns the first host of a list in Slurm's notation: "h[008-011],x12" -> h008.
 std::string first_host(const std::string& slurm_list);
 
 // Writes the reason of a failure to the file in which torchrun looks for it. Ignores an error, and does nothing without

@@ -13,8 +13,8 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <map>
 #include <memory>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -29,8 +29,7 @@ static constexpr uint64_t HELLO = 0x2056445232545047, ANSWER = 0x204d454d3254504
 namespace {
 struct Hello {
     uint64_t magic = HELLO;
-    uint64_t run = 0;     // hash of what the ranks of this attempt have in common
-    uint64_t device = 0;  // hash of the name of this rank's GPU
+    uint64_t run = 0;  // hash of what the ranks of this attempt have in common
     uint32_t world_size = 0, rank = 0;
 };
 
@@ -60,26 +59,20 @@ struct Socket {
 };
 }  // namespace
 
-static uint64_t hash_of(const std::string& text) { return XXH3_64bits(text.data(), text.size()); }
-
-static Hello hello_of(const Launch& launch, const std::string& device) {
+static Hello hello_of(const Launch& launch) {
     // torchrun's agents on several hosts count their restarts separately.
     const bool several_agents = launch.launcher == "torchrun" && launch.local_world_size != launch.world_size;
     const std::string run =
         format("%d %d %s", launch.master_port, several_agents ? 0 : launch.attempt, launch.run_id.c_str());
-    return {HELLO, hash_of(run), hash_of(device), uint32_t(launch.world_size), uint32_t(launch.rank)};
+    return {HELLO, XXH3_64bits(run.data(), run.size()), uint32_t(launch.world_size), uint32_t(launch.rank)};
 }
 
+// Returns the ports on which rank 0 may listen.
 static std::vector<int> ports_of(const Launch& launch) {
     if (launch.launcher != "torchrun") return {launch.master_port};
-    std::vector<int> ports;
-    for (int i = 1; i <= WINDOW; i++) ports.push_back(launch.master_port + i);
+    std::vector<int> ports(WINDOW);
+    std::iota(ports.begin(), ports.end(), launch.master_port + 1);
     return ports;
-}
-
-static std::string address_text(const Launch& launch) {
-    const std::vector<int> ports = ports_of(launch);
-    return format(ports.size() == 1 ? "%s:%d" : "%s:%d-%d", launch.master_addr.c_str(), ports.front(), ports.back());
 }
 
 // Calls use(socket, address) for a new socket of each address of the host, until one returns true. Returns that socket,
@@ -102,15 +95,13 @@ static Socket first_socket(const std::string& host, int port, std::string& reaso
 
 // ---- rank 0
 
+// A name of this host may resolve to 127.0.1.1 here and to another address elsewhere, so rank 0 listens on all
+// interfaces. [::] accepts IPv4 too; 0.0.0.0 is for a kernel without IPv6.
 static Socket listen_for_ranks(const Launch& launch) {
-    // A name of this host may resolve to 127.0.1.1 here and to another address elsewhere, so rank 0 listens on all
-    // interfaces, except for names that are always local. [::] accepts IPv4 too; 0.0.0.0 is for a kernel without IPv6.
-    const std::string& name = launch.master_addr;
-    const bool local = name == "localhost" || name.starts_with("127.") || name == "::1";
     std::string reason;
     for (const int port : ports_of(launch))
-        for (const std::string& host : local ? std::vector{name} : std::vector<std::string>{"::", "0.0.0.0"}) {
-            Socket listener = first_socket(host, port, reason, [&](const Socket& socket, const addrinfo& address) {
+        for (const char* any : {"::", "0.0.0.0"}) {
+            Socket listener = first_socket(any, port, reason, [&](const Socket& socket, const addrinfo& address) {
                 const int on = 1, off = 0;
                 setsockopt(socket.fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
                 if (address.ai_family == AF_INET6) setsockopt(socket.fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
@@ -120,8 +111,8 @@ static Socket listen_for_ranks(const Launch& launch) {
             });
             if (listener.fd >= 0) return listener;
         }
-    fail(EXIT_INTERNAL, "rank 0 cannot listen on %s: %s; was it started twice? If not, give another MASTER_PORT",
-         address_text(launch).c_str(), reason.c_str());
+    fail(EXIT_INTERNAL, "rank 0 cannot listen on port %d: %s; was it started twice? If not, give another MASTER_PORT",
+         launch.master_port, reason.c_str());
 }
 
 static std::string list_missing(const std::vector<Socket>& ranks) {
@@ -131,21 +122,19 @@ static std::string list_missing(const std::vector<Socket>& ranks) {
     return list.size() < 100 ? list : list.substr(0, 100) + "...";
 }
 
-static std::string serve(const Launch& launch, const Hello& own, const std::function<std::string()>& new_id,
-                         double timeout) {
+static std::string serve(const Launch& launch, const std::function<std::string()>& new_id, double timeout) {
+    const Hello own = hello_of(launch);
     const Socket listener = listen_for_ranks(launch);
-    std::vector<Socket> ranks(size_t(launch.world_size));      // connection of each rank but 0
-    std::map<uint64_t, uint32_t> devices = {{own.device, 0}};  // rank of each GPU
+    std::vector<Socket> ranks(size_t(launch.world_size));  // connection of each rank but 0
     const double deadline = seconds_now() + timeout;
     // A rank that waited too long behind a silent connection has closed its own, and comes again.
-    while (!list_missing(ranks).empty()) {
+    for (std::string missing; !(missing = list_missing(ranks)).empty();) {
         pollfd ready = {listener.fd, POLLIN, 0};
-        const int arrived = poll(&ready, 1, std::max(0, int(1000 * (deadline - seconds_now()))));
-        if (arrived < 0 && errno == EINTR) continue;
-        if (arrived == 0 || seconds_now() >= deadline)
+        poll(&ready, 1, std::max(0, int(1000 * (deadline - seconds_now()))));
+        if (seconds_now() >= deadline)
             fail(EXIT_INTERNAL,
-                 "rank 0 has waited %g s at %s for ranks %s; were they started, and can they reach this host?", timeout,
-                 address_text(launch).c_str(), list_missing(ranks).c_str());
+                 "rank 0 has waited %g s at %s:%d for ranks %s; were they started, and can they reach this host?",
+                 timeout, launch.master_addr.c_str(), launch.master_port, missing.c_str());
         Socket socket(accept(listener.fd, nullptr, nullptr));
         if (socket.fd < 0) continue;
         socket.set_timeout(HELLO_SECONDS);
@@ -157,16 +146,10 @@ static std::string serve(const Launch& launch, const Hello& own, const std::func
                hello.world_size, own.world_size);
         ENSURE(hello.rank > 0 && hello.rank < own.world_size && !ranks[hello.rank].is_open(),
                "two processes say that they are rank %u of %u: start each rank once", hello.rank, hello.world_size);
-        const uint32_t first = devices.emplace(hello.device, hello.rank).first->second;
-        ENSURE(first == hello.rank,
-               "ranks %u and %u are both on one GPU, and each needs a GPU of its own: start one process per GPU and "
-               "check LOCAL_RANK, or CUDA_VISIBLE_DEVICES if something sets it",
-               first, hello.rank);
         ranks[hello.rank] = std::move(socket);
     }
     const std::string id = new_id();
-    INVARIANT(id.size() == size_t(NCCL_ID_BYTES), "the id of NCCL has %zu bytes instead of %d", id.size(),
-              NCCL_ID_BYTES);
+    INVARIANT(id.size() == size_t(NCCL_ID_BYTES), "the id of NCCL has %zu bytes", id.size());
     for (size_t rank = 1; rank < ranks.size(); rank++)
         if (!ranks[rank].write(id.data(), id.size()))
             fail(EXIT_INTERNAL, "rank %zu has disconnected before all ranks had joined", rank);
@@ -175,15 +158,16 @@ static std::string serve(const Launch& launch, const Hello& own, const std::func
 
 // ---- the other ranks
 
-static std::string join(const Launch& launch, const Hello& own, double timeout) {
+static std::string join(const Launch& launch, double timeout) {
+    const Hello own = hello_of(launch);
     const double deadline = seconds_now() + timeout;
     std::string reason = "no address", id(size_t(NCCL_ID_BYTES), 0);
-    for (useconds_t pause = 100000;; pause = std::min<useconds_t>(1000000, pause * 3 / 2)) {
+    const auto connects = [](const Socket& socket, const addrinfo& address) {
+        socket.set_timeout(CONNECT_SECONDS);
+        return connect(socket.fd, address.ai_addr, address.ai_addrlen) == 0;
+    };
+    while (seconds_now() < deadline) {
         for (const int port : ports_of(launch)) {
-            const auto connects = [](const Socket& socket, const addrinfo& address) {
-                socket.set_timeout(CONNECT_SECONDS);
-                return connect(socket.fd, address.ai_addr, address.ai_addrlen) == 0;
-            };
             const Socket socket = first_socket(launch.master_addr, port, reason, connects);
             uint64_t answer = 0;
             if (socket.fd < 0 || !socket.write(&own, sizeof own) || !socket.read(&answer, sizeof answer)) continue;
@@ -193,19 +177,16 @@ static std::string join(const Launch& launch, const Hello& own, double timeout) 
             fail(EXIT_INTERNAL, "rank 0 at %s:%d has ended before all ranks had joined", launch.master_addr.c_str(),
                  port);
         }
-        if (seconds_now() >= deadline)
-            fail(EXIT_INTERNAL, "rank %d could not join rank 0 at %s within %g s (%s); is rank 0 running there?",
-                 launch.rank, address_text(launch).c_str(), timeout, reason.c_str());
-        usleep(pause);
+        usleep(300000);
     }
+    fail(EXIT_INTERNAL, "rank %d could not join rank 0 at %s:%d within %g s (%s); is rank 0 running there?",
+         launch.rank, launch.master_addr.c_str(), launch.master_port, timeout, reason.c_str());
 }
 
-std::string share_nccl_id(const Launch& launch, const std::string& device, const std::function<std::string()>& new_id,
-                          double timeout_seconds) {
+std::string share_nccl_id(const Launch& launch, const std::function<std::string()>& new_id, double timeout_seconds) {
     if (launch.world_size == 1) return new_id();
     ENSURE(!launch.master_addr.empty() && launch.master_port > 0,
            "rank %d of %d (%s) has no address of rank 0; set MASTER_ADDR and MASTER_PORT", launch.rank,
            launch.world_size, launch.launcher.c_str());
-    const Hello own = hello_of(launch, device);
-    return launch.rank == 0 ? serve(launch, own, new_id, timeout_seconds) : join(launch, own, timeout_seconds);
+    return launch.rank == 0 ? serve(launch, new_id, timeout_seconds) : join(launch, timeout_seconds);
 }

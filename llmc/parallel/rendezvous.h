@@ -12,8 +12,7 @@
 
 constexpr int NCCL_ID_BYTES = 128;
 
-// Called by every rank. device: name of this rank's GPU, unique among all hosts. new_id: makes the id; called on rank 0
-// only. The id is a secret that is never logged: a process that has it can join the run. Fails if ranks contradict each
-// other or share a GPU (EXIT_USAGE), and if a rank is missing at the timeout or the network fails (EXIT_INTERNAL).
-std::string share_nccl_id(const Launch& launch, const std::string& device, const std::function<std::string()>& new_id,
-                          double timeout_seconds);
+// Called by every rank. new_id: makes the id; called on rank 0 only. The id is a secret that is never logged: a process
+// that has it can join the run. Fails if ranks contradict each other (EXIT_USAGE), and if a rank is missing at the
+// timeout or the network fails (EXIT_INTERNAL).
+std::string share_nccl_id(const Launch& launch, const std::function<std::string()>& new_id, double timeout_seconds);

@@ -392,8 +392,7 @@ static void until_done(ncclComm_t comm, ncclResult_t result) {
 }
 
 static ncclUniqueId common_id(const Launch& launch) {
-    const std::string device = std::to_string(launch.rank);
-    const std::string bytes = launch.world_size == 1 ? new_id() : share_nccl_id(launch, device, new_id, 20);
+    const std::string bytes = share_nccl_id(launch, new_id, 20);
     ncclUniqueId id;
     std::memcpy(id.internal, bytes.data(), sizeof id.internal);
     return id;

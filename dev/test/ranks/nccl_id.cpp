@@ -35,7 +35,7 @@ TEST_CASE("every rank gets rank 0's NCCL id, and each rendezvous has another id"
                 Launch launch;
                 launch.launcher = "test", launch.rank = rank, launch.world_size = world_size;
                 launch.master_addr = "127.0.0.1", launch.master_port = port;
-                ids[rank] = share_nccl_id(launch, "GPU " + std::to_string(rank), new_id, 20);
+                ids[rank] = share_nccl_id(launch, new_id, 20);
             });
         for (std::thread& rank : ranks) rank.join();
         port++;

@@ -17,7 +17,7 @@ static int join(const Launch& launch) {
         id.resize(size_t(NCCL_ID_BYTES));
         return id;
     };
-    const std::string id = share_nccl_id(launch, format("%d", launch.rank), new_id, 30);
+    const std::string id = share_nccl_id(launch, new_id, 30);
     const std::string line = format("%s rank %d of %d on %s, attempt %d, joined %s\n", launch.launcher.c_str(),
                                     launch.rank, launch.world_size, host_name().c_str(), launch.attempt, id.c_str());
     return fputs(line.c_str(), stdout) < 0 || fflush(stdout) != 0 ? EXIT_IO : 0;

@@ -23,9 +23,9 @@ train=("$emulated" --train-data "$scratch/data/train_*.bin" --layers 1 --heads 1
 out=$scratch/elastic
 
 # agent HOST: starts torchrun on a host, in the background. docs/distributed.md has the same options, from --nnodes to
-# --rdzv_id. Host 0 has GPU 0, and host 1 has GPU 1.
+# --rdzv_id. Each host has one GPU.
 agent() {
-    dev/test/ranks/cluster.sh agent "$CLUSTER$1" env SIMT_DEVICES=1:"$1" "${torchrun[@]}" \
+    dev/test/ranks/cluster.sh agent "$CLUSTER$1" env SIMT_DEVICES=1 "${torchrun[@]}" \
         --rdzv_conf=last_call_timeout=5 --nnodes 1:2 --nproc_per_node 1 --max_restarts 3 \
         --rdzv_backend c10d --rdzv_endpoint "${CLUSTER}0:29400" --rdzv_id elastic \
         "${train[@]/\*/\\*}" --output "$out" --resume >>"$scratch/agent$1" 2>&1 &

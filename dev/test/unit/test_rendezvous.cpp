@@ -109,9 +109,8 @@ static const std::string id(NCCL_ID_BYTES, 'i');
 
 static Outcome attend(const Launch& launch, double timeout, const std::string& own_id) {
     try {
-        const std::string device = launch.run_id == "shared" ? "GPU" : "GPU " + std::to_string(launch.rank);
         return {share_nccl_id(
-                    launch, device, [&] { return own_id; }, timeout),
+                    launch, [&] { return own_id; }, timeout),
                 "", 0};
     } catch (const Error& error) {
         return {"", error.what(), error.exit_code};
@@ -161,7 +160,7 @@ TEST_CASE("if the port is in use, rank 0 takes the next one under torchrun, and 
     const int port = free_ports(), fd = occupy(port), above = occupy(port + 1);
     expect_id(attend_all(ranks(2, port, "torchrun"), 20));
     close(above);
-    expect_error(attend(rank_of(0, 2, port), 2, id), EXIT_INTERNAL, "rank 0 cannot listen on 127.0.0.1:");
+    expect_error(attend(rank_of(0, 2, port), 2, id), EXIT_INTERNAL, "rank 0 cannot listen on port ");
     close(fd);
 }
 
@@ -199,9 +198,6 @@ TEST_CASE("ranks that contradict each other are refused") {
     outcomes = attend_all({rank_of(0, 3, port), rank_of(1, 3, port), rank_of(1, 3, port)}, 2);
     expect_error(outcomes[0], EXIT_USAGE, "two processes say that they are rank 1 of 3: start each rank once");
     for (int i : {1, 2}) CHECK(outcomes[size_t(i)].code == EXIT_INTERNAL);
-    std::vector<Launch> launches = ranks(2, free_ports());
-    for (Launch& launch : launches) launch.run_id = "shared";
-    expect_error(attend_all(launches, 2)[0], EXIT_USAGE, "ranks 0 and 1 are both on one GPU");
 }
 
 TEST_CASE("after the timeout rank 0 names the ranks that did not come, and the others end with it") {
