@@ -26,7 +26,6 @@ struct Comm {
 
     virtual ~Comm() = default;
     virtual std::string describe() const { return "one rank"; }
-    virtual void check_grad_dtype(GradDtype) const {}  // refuses an unsupported dtype
     // Allocates memory for gradient collectives of this dtype and of at most max_count elements. Call it before the
     // first such collective.
     virtual void reserve(GradDtype, int64_t /*max_count*/) {}

@@ -1,4 +1,20 @@
-#include "parallel/comm_mpi.h"
+// comm_mpi.cpp: collectives between CPU ranks by MPI.
+//
+// A thread makes all MPI calls of a rank, in their order, so that the training thread can continue. It sleeps while it
+// waits: Open MPI would spin on the core that training needs. While training itself waits for activations, the thread
+// tests for messages without pause.
+//
+// Reduce-scatter is recursive halving: at distance 1, 2, 4, ... a rank exchanges halves with rank XOR distance and adds
+// the received half to the half that it keeps. All-gather is the same exchanges in reverse (Thakur, Rabenseifner and
+// Gropp 2005). In an all-reduce every rank sends 2 (n-1)/n of a buffer, which is the minimum. If ranks of a host are
+// adjacent, the first exchanges stay inside hosts, and 2 (H-1) buffers in total leave the H hosts. The sum is the tree
+// ((0+1)+(2+3))+... for any n, and a + b = b + a, so the bits of the sum do not depend on how many leaves of the tree
+// one rank has. If the number of ranks is not a power of two, each rank receives its shard from all ranks and adds in
+// the order of ranks.
+#include "parallel/comm.h"
+
+#define OMPI_SKIP_MPICXX 1  // no C++ bindings: MPI has removed them
+#include <mpi.h>
 
 #include <ifaddrs.h>
 #include <net/if.h>
@@ -10,9 +26,22 @@
 #endif
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
+#include <condition_variable>
+#include <cstdlib>
 #include <cstring>
+#include <deque>
+#include <exception>
+#include <functional>
 #include <memory>
+#include <mutex>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <type_traits>
+#include <utility>
+#include <vector>
 
 #include "base/common.h"
 
@@ -24,9 +53,9 @@
 namespace {
 
 constexpr double PROMPT_SECONDS = 2e-3;  // after this time without a message the thread sleeps between tests
-constexpr int64_t PIECE = 1 << 20;  // elements in one message; the next message is sent while this one is added
-// Bytes in one message of activations: a piece is added while it is in the cache.
-constexpr int64_t PROMPT_PIECE_BYTES = 128 << 10;
+constexpr int64_t CHUNK = 1 << 20;       // elements in one message; the next message is sent while this one is added
+// Bytes in one message of activations: a chunk is added while it is in the cache.
+constexpr int64_t PROMPT_CHUNK_BYTES = 128 << 10;
 
 [[noreturn]] void fail_of_mpi(const char* call, const char* file, int line, int error) {
     char text[MPI_MAX_ERROR_STRING] = "";
@@ -50,7 +79,7 @@ void finish(MPI_Request* requests, int count, bool prompt = false) {
     }
 }
 
-// ---- sums += x, vectorized for the instruction sets that are usual in servers. The bits are the same with each.
+// ---- sums += x, vectorized. The bits are the same with each instruction set.
 
 template <class Sum, class Sent>
 __attribute__((always_inline)) inline void add_loop(Sum* __restrict sums, const Sent* __restrict x, int64_t count) {
@@ -58,16 +87,6 @@ __attribute__((always_inline)) inline void add_loop(Sum* __restrict sums, const 
 }
 
 #if defined(__x86_64__)
-#define AVX512 "avx512f,avx512bw,avx512vl,avx512dq"
-#if defined(__clang__)  // clang does not know the option, and warns
-#define WIDEST AVX512
-#else
-#define WIDEST AVX512 ",prefer-vector-width=512"
-#endif
-template <class Sum, class Sent>
-__attribute__((target(WIDEST))) void add_avx512(Sum* sums, const Sent* x, int64_t count) {
-    add_loop(sums, x, count);
-}
 template <class Sum, class Sent>
 __attribute__((target("avx2"))) void add_avx2(Sum* sums, const Sent* x, int64_t count) {
     add_loop(sums, x, count);
@@ -77,237 +96,260 @@ __attribute__((target("avx2"))) void add_avx2(Sum* sums, const Sent* x, int64_t 
 template <class Sum, class Sent>
 void add(Sum* sums, const Sent* x, int64_t count) {
 #if defined(__x86_64__)
-    static const bool avx512 =
-        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
     static const bool avx2 = __builtin_cpu_supports("avx2");
-    if (avx512) return add_avx512(sums, x, count);
     if (avx2) return add_avx2(sums, x, count);
 #endif
     add_loop(sums, x, count);
 }
 
-// The first `bytes` of a vector that only grows.
-static char* memory(std::vector<char>& vector, int64_t bytes) {
+// Returns the first `bytes` of a vector that only grows.
+char* memory(std::vector<char>& vector, int64_t bytes) {
     if (int64_t(vector.size()) < bytes) vector.resize(bytes);
     return vector.data();
 }
 
-}  // namespace
-
-void MpiGroup::open(MPI_Comm of_ranks) {
-    comm = of_ranks;
-    MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
-    MPI_CHECK(MPI_Comm_rank(comm, &rank));
-    MPI_CHECK(MPI_Comm_size(comm, &size));
-    shard_index = rank;
-    if (!uses_halving()) return;
-    shard_index = 0;
-    for (int distance = 1; distance < size; distance *= 2) shard_index = 2 * shard_index + ((rank & distance) != 0);
-}
-
-// Sends `count` elements of x to the partner and receives as many, in pieces. Calls take(at, received, n) with each
-// received piece.
-template <class Sent, class Element, class Take>
-void MpiGroup::exchange_with(const Element* x, int64_t count, int partner, bool prompt, const Take& take) {
-    constexpr bool rounds = !std::is_same_v<Sent, Element>;
-    const int64_t piece = prompt ? PROMPT_PIECE_BYTES / int64_t(sizeof(Sent)) : PIECE;
-    const int64_t most = std::min(piece, count) * int64_t(sizeof(Sent));
-    char* const received[2] = {memory(thread.incoming[0], most), memory(thread.incoming[1], most)};
-    MPI_Request requests[2][2];
-    const auto begin = [&](int64_t at, int slot) {
-        const int n = int(std::min(piece, count - at)), bytes = n * int(sizeof(Sent));
-        const void* out = x + at;
-        if constexpr (rounds) {
-            Sent* rounded = reinterpret_cast<Sent*>(memory(thread.outgoing, most));
-            for (int i = 0; i < n; i++) rounded[i] = Sent(x[at + i]);
-            out = rounded;
-        }
-        MPI_CHECK(MPI_Irecv(received[slot], bytes, MPI_BYTE, partner, 0, comm, &requests[slot][0]));
-        MPI_CHECK(MPI_Isend(out, bytes, MPI_BYTE, partner, 0, comm, &requests[slot][1]));
-    };
-    constexpr bool ahead = !rounds;  // there is one rounding buffer only
-    if (count > 0) begin(0, 0);
-    for (int64_t at = 0, slot = 0; at < count; at += piece, slot ^= 1) {
-        const int64_t next = at + piece;
-        if (ahead && next < count) begin(next, slot ^ 1);
-        finish(requests[slot], 2, prompt);
-        if (!ahead && next < count) begin(next, slot ^ 1);
-        take(at, reinterpret_cast<const Sent*>(received[slot]), std::min(piece, count - at));
-    }
-}
-
-template <class Sent, class Element>
-void MpiGroup::reduce_by_halving(Element* x, int64_t count, bool prompt) {
-    for (int distance = 1; distance < size; distance *= 2) {
-        const int64_t half = count / 2;
-        Element *keep = x, *give = x + half;
-        if (rank & distance) std::swap(keep, give);
-        exchange_with<Sent>(give, half, rank ^ distance, prompt,
-                            [&](int64_t at, const Sent* received, int64_t n) { add(keep + at, received, n); });
-        x = keep, count = half;
-    }
-}
-
-// All-gathers the shards, each of `bytes`: the block that a rank holds doubles with each exchange.
-void MpiGroup::gather_shards(char* x, int64_t bytes, bool prompt) {
-    constexpr int64_t most = 1 << 30;
-    int64_t have = shard_index;  // first shard that this rank holds
-    int64_t shards = 1;
-    for (int distance = size / 2; distance >= 1; distance /= 2, shards *= 2) {
-        const int64_t other = have ^ shards, block = shards * bytes;
-        for (int64_t at = 0; at < block; at += most) {
-            const int n = int(std::min(most, block - at));
-            MPI_Request requests[2];
-            MPI_CHECK(MPI_Irecv(x + other * bytes + at, n, MPI_BYTE, rank ^ distance, 1, comm, &requests[0]));
-            MPI_CHECK(MPI_Isend(x + have * bytes + at, n, MPI_BYTE, rank ^ distance, 1, comm, &requests[1]));
-            finish(requests, 2, prompt);
-        }
-        have = std::min(have, other);
-    }
-}
-
-void MpiGroup::reduce_shards(float* x, int64_t count, GradDtype dtype, bool prompt) {
-    if (uses_halving())
-        return dtype == GradDtype::bf16 ? reduce_by_halving<bf16>(x, count, prompt)
-                                        : reduce_by_halving<float>(x, count, prompt);
-    const int64_t shard = count / size;
-    thread.sums.resize(shard);
-    MPI_Request request;
-    MPI_CHECK(MPI_Ireduce_scatter_block(x, thread.sums.data(), narrow(shard), MPI_FLOAT, MPI_SUM, comm, &request));
-    finish(&request, 1, prompt);
-    std::copy(thread.sums.begin(), thread.sums.end(), x + rank * shard);
-}
-
-void MpiGroup::reduce_shards(bf16* x, int64_t count, bool prompt) {
-    if (uses_halving()) return reduce_by_halving<bf16>(x, count, prompt);
-    const int64_t shard = count / size, bytes = shard * int64_t(sizeof(bf16));
-    char* const received = memory(thread.incoming[0], bytes * size);
-    MPI_Request request;
-    MPI_CHECK(MPI_Ialltoall(x, narrow(bytes), MPI_BYTE, received, narrow(bytes), MPI_BYTE, comm, &request));
-    finish(&request, 1, prompt);
-    thread.sums.assign(shard, 0.0f);
-    for (int r = 0; r < size; r++) add(thread.sums.data(), reinterpret_cast<const bf16*>(received + r * bytes), shard);
-    for (int64_t i = 0; i < shard; i++) x[rank * shard + i] = bf16(thread.sums[i]);
-}
-
-void MpiGroup::gather_all(char* x, int64_t bytes, bool prompt) {
-    const int64_t shard = bytes / size;
-    if (uses_halving()) return gather_shards(x, shard, prompt);
-    MPI_Request request;
-    MPI_CHECK(MPI_Iallgather(MPI_IN_PLACE, 0, MPI_BYTE, x, narrow(shard), MPI_BYTE, comm, &request));
-    finish(&request, 1, prompt);
-}
-
-// The bf16 values are gathered in the first half of x. They are converted from the end, so that float i overwrites only
-// bf16 values that were already read.
-void MpiGroup::gather_rounded(float* x, int64_t shard) {
-    char* memory = reinterpret_cast<char*>(x);
-    const auto at = [&](int64_t i) { return memory + i * int64_t(sizeof(bf16)); };
-    for (int64_t i = shard_index * shard; i < (shard_index + 1) * shard; i++) {
-        const bf16 sum(x[i]);
-        std::memcpy(at(i), &sum, sizeof sum);
-    }
-    gather_all(memory, shard * size * int64_t(sizeof(bf16)));
-    for (int64_t i = shard * size - 1; i >= 0; i--) {
-        bf16 sum;
-        std::memcpy(&sum, at(i), sizeof sum);
-        x[i] = float(sum);
-    }
-}
-
-void MpiGroup::broadcast(char* x, int64_t bytes, int from) {
-    MPI_Request request;
-    MPI_CHECK(MPI_Ibcast(x, narrow(bytes), MPI_BYTE, rank_of(from), comm, &request));
-    finish(&request, 1);
-}
-
-// The rank that has a shard. The shard's index is the rank's index with its bits reversed.
-int MpiGroup::rank_of(int shard) const {
-    if (!uses_halving()) return shard;
-    int rank = 0;
-    for (int power = 1; power < size; power *= 2, shard /= 2) rank = 2 * rank + shard % 2;
-    return rank;
-}
-
-std::vector<std::string> MpiGroup::all_gather_text(const std::string& text) {
-    std::vector<std::string> all(size);
-    const int own = narrow(int64_t(text.size()));
-    std::vector<int> sizes(size), at(size);
-    MPI_Request request;
-    MPI_CHECK(MPI_Iallgather(&own, 1, MPI_INT, sizes.data(), 1, MPI_INT, comm, &request));
-    finish(&request, 1);
-    int total = 0;
-    for (int r = 0; r < size; r++) at[r] = total, total += sizes[r];
-    std::string joined(total, 0);
-    MPI_CHECK(
-        MPI_Iallgatherv(text.data(), own, MPI_CHAR, joined.data(), sizes.data(), at.data(), MPI_CHAR, comm, &request));
-    finish(&request, 1);
-    for (int r = 0; r < size; r++) all[r] = joined.substr(at[r], sizes[r]);
-    return all;
-}
-
-void MpiGroup::vote(bool yes, int64_t call) {
-    const int own = yes;
-    int any = 0;
-    MPI_Request request;
-    MPI_CHECK(MPI_Iallreduce(&own, &any, 1, MPI_INT, MPI_MAX, comm, &request));
-    finish(&request, 1);
-    votes[call % 2] = any != 0;
-}
-
 // ---- the thread
 
-void MpiThread::work() {
-    for (;;) {
-        std::function<void()> job;
-        {
+struct MpiThread {
+    using Ticket = Comm::Ticket;
+
+    std::mutex mutex;  // guards jobs, posted and done
+    std::condition_variable changed;
+    std::deque<std::function<void()>> jobs;  // an empty one ends the thread
+    Ticket posted = 0, done = 0;
+    std::exception_ptr error;                 // from the first job that failed; the jobs after it are not run
+    std::vector<char> outgoing, incoming[2];  // memory for messages; used by jobs, which run one after the other
+    std::vector<float> sums;
+    std::thread thread;
+
+    MpiThread() : thread([this] { work(); }) {}
+    MpiThread(const MpiThread&) = delete;
+    ~MpiThread() {
+        post(nullptr);
+        thread.join();
+    }
+
+    Ticket post(std::function<void()> job) {
+        const std::lock_guard lock(mutex);
+        jobs.push_back(std::move(job));
+        changed.notify_all();
+        return ++posted;
+    }
+
+    // Returns whether the job was done within the time.
+    bool wait_for(Ticket ticket, double seconds) {
+        std::unique_lock lock(mutex);
+        return changed.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return done >= ticket; });
+    }
+
+    // Throws the error of the first job that failed.
+    void wait_for(Ticket ticket) {
+        std::unique_lock lock(mutex);
+        changed.wait(lock, [&] { return done >= ticket; });
+        if (error) std::rethrow_exception(error);
+    }
+
+    void run(const std::function<void()>& job) { wait_for(post(job)); }
+
+    void work() {
+        for (;;) {
             std::unique_lock lock(mutex);
             changed.wait(lock, [&] { return !jobs.empty(); });
-            job = std::move(jobs.front());
+            const std::function<void()> job = std::move(jobs.front());
             jobs.pop_front();
-        }
-        if (!job) return;
-        try {
-            if (!error) job();
-        } catch (...) {
-            error = std::current_exception();
-        }
-        {
-            const std::lock_guard lock(mutex);
+            if (!job) return;
+            lock.unlock();
+            try {
+                if (!error) job();
+            } catch (...) {
+                error = std::current_exception();
+            }
+            lock.lock();
             done++;
+            changed.notify_all();
         }
-        changed.notify_all();
     }
-}
+};
 
-MpiThread::Ticket MpiThread::post(std::function<void()> job) {
-    const std::lock_guard lock(mutex);
-    jobs.push_back(std::move(job));
-    changed.notify_all();
-    return ++posted;
-}
+// ---- a group of ranks, and its collectives. Everything here runs on the MPI thread.
 
-// Waits in slices of time. If a slice takes far longer, this process was stopped or had no core; that time does not
-// count as a wait for other ranks.
-void MpiThread::wait_for(Ticket ticket) {
-    constexpr double slice = 0.05;
-    for (bool finished = false; !finished;) {
-        const double begin = seconds_now();
-        finished = wait_for(ticket, slice);
-        const double late = seconds_now() - begin - slice;
-        if (late > slice) stopped_seconds += late;
+struct MpiGroup {
+    MPI_Comm comm = MPI_COMM_NULL;
+    int rank = 0, size = 1, shard_index = 0;
+    MpiThread& thread;
+    bool votes[2] = {};  // results of the last two calls of any_rank, with an even and with an odd number
+
+    explicit MpiGroup(MpiThread& thread) : thread(thread) {}
+
+    void open(MPI_Comm of_ranks) {
+        comm = of_ranks;
+        MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
+        MPI_CHECK(MPI_Comm_rank(comm, &rank));
+        MPI_CHECK(MPI_Comm_size(comm, &size));
+        shard_index = rank_of(rank);
     }
-    if (error) std::rethrow_exception(error);
-}
 
-bool MpiThread::wait_for(Ticket ticket, double seconds) {
-    std::unique_lock lock(mutex);
-    return changed.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return done >= ticket; });
-}
+    bool uses_halving() const { return std::has_single_bit(unsigned(size)); }
+
+    // Returns the rank that has a shard, or the shard that a rank has: one index is the other with its bits reversed.
+    int rank_of(int shard) const {
+        if (!uses_halving()) return shard;
+        int rank = 0;
+        for (int power = 1; power < size; power *= 2, shard /= 2) rank = 2 * rank + shard % 2;
+        return rank;
+    }
+
+    // Returns x as messages of type Sent: x itself, or a rounded copy.
+    template <class Sent, class Element>
+    const Sent* rounded(const Element* x, int64_t count) {
+        if constexpr (std::is_same_v<Sent, Element>) {
+            return x;
+        } else {
+            Sent* const copy = reinterpret_cast<Sent*>(memory(thread.outgoing, count * int64_t(sizeof(Sent))));
+            for (int64_t i = 0; i < count; i++) copy[i] = Sent(x[i]);
+            return copy;
+        }
+    }
+
+    // Sends `give` to the partner, and adds what the partner sends to `keep`, both of `count` elements, in chunks.
+    template <class Sent, class Element>
+    void add_exchanged(Element* keep, const Element* give, int64_t count, int partner, bool prompt) {
+        const int64_t chunk = std::min(count, prompt ? PROMPT_CHUNK_BYTES / int64_t(sizeof(Sent)) : CHUNK);
+        const int64_t most = chunk * int64_t(sizeof(Sent));
+        char* const received[2] = {memory(thread.incoming[0], most), memory(thread.incoming[1], most)};
+        MPI_Request requests[2][2];
+        const auto begin = [&](int64_t at, int slot) {
+            const int64_t n = std::min(chunk, count - at);
+            const int bytes = int(n) * int(sizeof(Sent));
+            const Sent* sent = rounded<Sent>(give + at, n);
+            MPI_CHECK(MPI_Irecv(received[slot], bytes, MPI_BYTE, partner, 0, comm, &requests[slot][0]));
+            MPI_CHECK(MPI_Isend(sent, bytes, MPI_BYTE, partner, 0, comm, &requests[slot][1]));
+        };
+        constexpr bool ahead = std::is_same_v<Sent, Element>;  // there is one rounding buffer only
+        if (count > 0) begin(0, 0);
+        for (int64_t at = 0, slot = 0; at < count; at += chunk, slot ^= 1) {
+            const int64_t next = at + chunk;
+            if (ahead && next < count) begin(next, slot ^ 1);
+            finish(requests[slot], 2, prompt);
+            if (!ahead && next < count) begin(next, slot ^ 1);
+            add(keep + at, reinterpret_cast<const Sent*>(received[slot]), std::min(chunk, count - at));
+        }
+    }
+
+    template <class Sent, class Element>
+    void reduce_by_halving(Element* x, int64_t count, bool prompt) {
+        for (int distance = 1; distance < size; distance *= 2) {
+            const int64_t half = count / 2;
+            Element *keep = x, *give = x + half;
+            if (rank & distance) std::swap(keep, give);
+            add_exchanged<Sent>(keep, give, half, rank ^ distance, prompt);
+            x = keep, count = half;
+        }
+    }
+
+    // Sums over the ranks, sent as type Sent. x: `count` elements, of which this rank's shard is then the sum. prompt:
+    // see finish.
+    template <class Sent, class Element>
+    void reduce_shards(Element* x, int64_t count, bool prompt) {
+        if (uses_halving()) return reduce_by_halving<Sent>(x, count, prompt);
+        const int64_t shard = count / size;
+        const int bytes = narrow(shard * int64_t(sizeof(Sent)));
+        const Sent* sent = rounded<Sent>(x, count);
+        char* const received = memory(thread.incoming[0], int64_t(bytes) * size);
+        MPI_Request request;
+        MPI_CHECK(MPI_Ialltoall(sent, bytes, MPI_BYTE, received, bytes, MPI_BYTE, comm, &request));
+        finish(&request, 1, prompt);
+        thread.sums.assign(shard, 0.0f);
+        for (int r = 0; r < size; r++)
+            add(thread.sums.data(), reinterpret_cast<const Sent*>(received) + r * shard, shard);
+        for (int64_t i = 0; i < shard; i++) x[rank * shard + i] = Element(thread.sums[i]);
+    }
+
+    // x: the shards of all ranks, `bytes` in all, of which this rank's is given.
+    void gather_all(char* x, int64_t bytes, bool prompt) {
+        const int64_t shard = bytes / size;
+        if (uses_halving()) return gather_by_doubling(x, shard, prompt);
+        MPI_Request request;
+        MPI_CHECK(MPI_Iallgather(MPI_IN_PLACE, 0, MPI_BYTE, x, narrow(shard), MPI_BYTE, comm, &request));
+        finish(&request, 1, prompt);
+    }
+
+    // The block that a rank holds doubles with each exchange. bytes: of one shard.
+    void gather_by_doubling(char* x, int64_t bytes, bool prompt) {
+        constexpr int64_t most = 1 << 30;
+        int64_t have = shard_index;  // first shard that this rank holds
+        int64_t shards = 1;
+        for (int distance = size / 2; distance >= 1; distance /= 2, shards *= 2) {
+            const int64_t other = have ^ shards, block = shards * bytes;
+            for (int64_t at = 0; at < block; at += most) {
+                const int n = int(std::min(most, block - at));
+                MPI_Request requests[2];
+                MPI_CHECK(MPI_Irecv(x + other * bytes + at, n, MPI_BYTE, rank ^ distance, 1, comm, &requests[0]));
+                MPI_CHECK(MPI_Isend(x + have * bytes + at, n, MPI_BYTE, rank ^ distance, 1, comm, &requests[1]));
+                finish(requests, 2, prompt);
+            }
+            have = std::min(have, other);
+        }
+    }
+
+    // Gathers the sums of all shards, sent as type Sent.
+    template <class Sent, class Element>
+    void gather_sums(Element* x, int64_t count, bool prompt) {
+        char* const memory = reinterpret_cast<char*>(x);
+        if constexpr (std::is_same_v<Sent, Element>) {
+            gather_all(memory, count * int64_t(sizeof(Sent)), prompt);
+        } else {
+            // The rounded sums are gathered in the first half of x. They are converted from the end, so that element i
+            // overwrites only sums that were already read.
+            const auto at = [&](int64_t i) { return memory + i * int64_t(sizeof(Sent)); };
+            const int64_t shard = count / size;
+            for (int64_t i = shard_index * shard; i < (shard_index + 1) * shard; i++) {
+                const Sent sum(x[i]);
+                std::memcpy(at(i), &sum, sizeof sum);
+            }
+            gather_all(memory, count * int64_t(sizeof(Sent)), prompt);
+            for (int64_t i = count - 1; i >= 0; i--) {
+                Sent sum;
+                std::memcpy(&sum, at(i), sizeof sum);
+                x[i] = Element(sum);
+            }
+        }
+    }
+
+    // from: shard index of the rank that sends.
+    void broadcast(char* x, int64_t bytes, int from) {
+        MPI_Request request;
+        MPI_CHECK(MPI_Ibcast(x, narrow(bytes), MPI_BYTE, rank_of(from), comm, &request));
+        finish(&request, 1);
+    }
+
+    std::vector<std::string> all_gather_text(const std::string& text) {
+        const int own = narrow(int64_t(text.size()));
+        std::vector<int> sizes(size), at(size);
+        MPI_Request request;
+        MPI_CHECK(MPI_Iallgather(&own, 1, MPI_INT, sizes.data(), 1, MPI_INT, comm, &request));
+        finish(&request, 1);
+        std::exclusive_scan(sizes.begin(), sizes.end(), at.begin(), 0);
+        std::string joined(at.back() + sizes.back(), 0);
+        MPI_CHECK(MPI_Iallgatherv(text.data(), own, MPI_CHAR, joined.data(), sizes.data(), at.data(), MPI_CHAR, comm,
+                                  &request));
+        finish(&request, 1);
+        std::vector<std::string> all;
+        for (int r = 0; r < size; r++) all.push_back(joined.substr(at[r], sizes[r]));
+        return all;
+    }
+
+    void vote(bool yes, int64_t call) {
+        const int own = yes;
+        int any = 0;
+        MPI_Request request;
+        MPI_CHECK(MPI_Iallreduce(&own, &any, 1, MPI_INT, MPI_MAX, comm, &request));
+        finish(&request, 1);
+        votes[call % 2] = any != 0;
+    }
+};
 
 // ---- the communicator
-
-namespace {
 
 struct MpiComm : Comm {
     const bool is_world;
@@ -376,12 +418,6 @@ struct MpiComm : Comm {
 
     std::string describe() const override { return format("%d ranks by MPI", world_size); }
 
-    void check_grad_dtype(GradDtype dtype) const override {
-        ENSURE(dtype == GradDtype::fp32 || group->uses_halving(),
-               "--grad-dtype bf16 by MPI needs 2, 4, 8, ... data-parallel ranks, not %d; give --grad-dtype fp32",
-               world_size);
-    }
-
     // Posts a collective, which the watchdog counts and the trace shows.
     template <class Calls>
     Ticket post(const char* name, Calls calls_of_mpi) {
@@ -402,25 +438,15 @@ struct MpiComm : Comm {
         return post(name, std::move(calls_of_mpi));
     }
 
-    // Calls wait_for_others and adds its time to exposed_seconds.
-    template <class Wait>
-    void expose(const Wait& wait_for_others) {
-        const ProfileRange range("wait for ranks");
-        const double start = seconds_now(), stopped_before = thread->stopped_seconds;
-        wait_for_others();
-        exposed_seconds += seconds_now() - start - (thread->stopped_seconds - stopped_before);
-    }
-
+    // Waits, and adds the time to exposed_seconds.
     void wait(Ticket ticket, Stream) override {
-        expose([&] { thread->wait_for(ticket); });
+        const ProfileRange range("wait for ranks");
+        const double start = seconds_now();
+        thread->wait_for(ticket);
+        exposed_seconds += seconds_now() - start;
     }
 
     // ---- collectives
-
-    // Allocates memory that the first step would otherwise allocate.
-    void reserve(GradDtype, int64_t count) override {
-        if (!group->uses_halving()) thread->run([this, count] { thread->sums.reserve(count / world_size); });
-    }
 
     // Bytes that a rank sends in a reduce-scatter or all-gather of `count` elements.
     int64_t share(int64_t count, int64_t element) const {
@@ -428,44 +454,30 @@ struct MpiComm : Comm {
                   static_cast<long long>(count), world_size);
         return count / world_size * (world_size - 1) * element;
     }
-    static int64_t bytes_of(GradDtype dtype) { return dtype == GradDtype::bf16 ? sizeof(bf16) : sizeof(float); }
 
-    Ticket queue_reduce_scatter(float* x, int64_t count, GradDtype dtype, bool prompt) {
-        return queue("reduce-scatter", share(count, bytes_of(dtype)),
-                     [=, group = group] { group->reduce_shards(x, count, dtype, prompt); });
+    template <class Sent, class Element>
+    Ticket sum_shards(Element* x, int64_t count, bool prompt) {
+        return queue("reduce-scatter", share(count, sizeof(Sent)),
+                     [=, group = group] { group->template reduce_shards<Sent>(x, count, prompt); });
     }
-
-    Ticket queue_all_reduce(float* x, int64_t count, GradDtype dtype, bool prompt) {
-        return queue("all-reduce", 2 * share(count, bytes_of(dtype)), [=, group = group] {
-            group->reduce_shards(x, count, dtype, prompt);
-            if (dtype == GradDtype::bf16) return group->gather_rounded(x, count / group->size);
-            group->gather_all(reinterpret_cast<char*>(x), count * int64_t(sizeof(float)), prompt);
+    template <class Sent, class Element>
+    Ticket sum_all(Element* x, int64_t count, bool prompt) {
+        return queue("all-reduce", 2 * share(count, sizeof(Sent)), [=, group = group] {
+            group->template reduce_shards<Sent>(x, count, prompt);
+            group->template gather_sums<Sent>(x, count, prompt);
         });
     }
 
     Ticket reduce_scatter(float* x, int64_t count, GradDtype dtype, Stream) override {
-        return queue_reduce_scatter(x, count, dtype, false);
+        return dtype == GradDtype::bf16 ? sum_shards<bf16>(x, count, false) : sum_shards<float>(x, count, false);
     }
     Ticket all_reduce(float* x, int64_t count, GradDtype dtype, Stream) override {
-        return queue_all_reduce(x, count, dtype, false);
+        return dtype == GradDtype::bf16 ? sum_all<bf16>(x, count, false) : sum_all<float>(x, count, false);
     }
-    Ticket reduce_scatter(float* x, int64_t count, Stream) override {
-        return queue_reduce_scatter(x, count, GradDtype::fp32, true);
-    }
-    Ticket all_reduce(float* x, int64_t count, Stream) override {
-        return queue_all_reduce(x, count, GradDtype::fp32, true);
-    }
-
-    Ticket reduce_scatter(bf16* x, int64_t count, Stream) override {
-        return queue("reduce-scatter", share(count, sizeof(bf16)),
-                     [=, group = group] { group->reduce_shards(x, count, true); });
-    }
-    Ticket all_reduce(bf16* x, int64_t count, Stream) override {
-        return queue("all-reduce", 2 * share(count, sizeof(bf16)), [=, group = group] {
-            group->reduce_shards(x, count, true);
-            group->gather_all(reinterpret_cast<char*>(x), count * int64_t(sizeof(bf16)), true);
-        });
-    }
+    Ticket reduce_scatter(float* x, int64_t count, Stream) override { return sum_shards<float>(x, count, true); }
+    Ticket all_reduce(float* x, int64_t count, Stream) override { return sum_all<float>(x, count, true); }
+    Ticket reduce_scatter(bf16* x, int64_t count, Stream) override { return sum_shards<bf16>(x, count, true); }
+    Ticket all_reduce(bf16* x, int64_t count, Stream) override { return sum_all<bf16>(x, count, true); }
 
     Ticket queue_all_gather(void* x, int64_t bytes, bool prompt) {
         return queue("all-gather", share(bytes, 1),
@@ -487,7 +499,7 @@ struct MpiComm : Comm {
     bool any_rank(bool yes) override {
         const int64_t call = votes_begun++;
         const Ticket last = std::exchange(voted, post("vote", [=, group = group] { group->vote(yes, call); }));
-        expose([&] { thread->wait_for(last); });
+        wait(last, nullptr);
         return group->votes[(call + 1) % 2];
     }
 

@@ -397,7 +397,6 @@ static void open_log(Run& run, const Launch& launch, const DeviceInfo& device, c
     rows.push_back({"ranks", describe_ranks(run.groups.world, ranks)});
     rows.push_back({"output", o.output.empty() ? "none" : o.output});
     log->table(rows);
-    if (!launch.note.empty()) log->note(launch.note);
     if (state.step >= o.steps)
         return log->note(
             format("nothing to do: the run is at step %lld, and --steps is %lld; a larger --steps continues",
@@ -417,7 +416,6 @@ Run prepare_run(const Options& options, const Launch& launch, Comm& world, Dtype
     const int local_ranks = std::max(1, launch.local_world_size);
     run.batch = resolve_batch(run.options, dtype, run.start.config, run.groups, world.world_size, local_ranks);
     open_data(run);
-    run.groups.dp.check_grad_dtype(grad_dtype(run.options));
     const DeviceInfo device = device_info();
     const std::vector<Json> ranks = compare_ranks(run, launch, device);
     const std::string differing = differing_rounding(ranks);

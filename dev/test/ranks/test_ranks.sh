@@ -59,6 +59,12 @@ check "--zero 0 on 4 ranks, one step more" ranks 4 "${stages[@]}" --zero 0 --sto
 check "--zero 2 on 4 ranks, one step more" ranks 4 "${stages[@]}" --zero 2 --stop-after 1 --resume
 check "--zero 1 on 2 ranks, the last step" ranks 2 "${stages[@]}" --zero 1 --resume
 check "each --zero continues with the same bits as the others" same_run "$scratch/one_stage" "$scratch/stages" 4
+three_wire=("${three[@]}" --grad-dtype bf16)
+check "3 ranks, --grad-dtype bf16" ranks 3 "${three_wire[@]}" --output "$scratch/3_wire"
+check "3 ranks, --grad-dtype bf16: nearly the loss of fp32" nearly "$scratch/3_wire" "$scratch/3" 1e-3
+check "3 ranks, --grad-dtype bf16: other bits" test "$(results "$scratch/3_wire")" != "$(results "$scratch/3")"
+check "3 ranks, --grad-dtype bf16 --zero 1" ranks 3 "${three_wire[@]}" --zero 1 --output "$scratch/3z_wire"
+check "3 ranks, --grad-dtype bf16: --zero 1 has nearly the same loss" nearly "$scratch/3z_wire" "$scratch/3_wire" 1e-3
 check "1 rank on the batch of 3" ranks 1 "${three[@]}" --output "$scratch/1_of_3"
 check "3 ranks: nearly the loss of 1" nearly "$scratch/3" "$scratch/1_of_3" 1e-4
 
@@ -284,10 +290,6 @@ refused_ranks "more ranks than virtual ranks" "--deterministic-ranks 2 on 4 rank
 refused_ranks "virtual ranks on 3 ranks" "--deterministic-ranks 8 on 3 ranks" mpirun -np 3 "${never[@]}" \
     --global-batch 1536 \
     --deterministic-ranks 8
-refused_ranks "bf16 gradients between 3 ranks" \
-    "--grad-dtype bf16 by MPI needs 2, 4, 8, ... data-parallel ranks, not 3" mpirun -np 3 "${never[@]}" \
-    --global-batch 1536 \
-    --grad-dtype bf16
 refused_ranks "torchrun's variables without torchrun" \
     "2 CPU ranks need MPI: start with mpirun -np 2 (found: torchrun)" \
     env RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=localhost MASTER_PORT=29511 "${never[@]}"
