@@ -31,11 +31,11 @@ static int resume(Options& options) {
 }
 
 static void check_stored(const Options& options, const std::string& run_toml) {
-    write_bytes(run_toml, ::run_toml(options));
+    const std::string stored = ::run_toml(options);
+    write_bytes(run_toml, stored);
     Options back;
     require(resume(back) == 0);
-    const std::vector<Setting> before = settings(options), after = settings(back);
-    for (size_t i = 0; i < before.size(); i++) require(!before[i].stored || before[i].value == after[i].value);
+    require(::run_toml(back) == stored);
     remove(run_toml.c_str());
 }
 

@@ -55,7 +55,7 @@ static int eval_loss(const Options& o, Comm& comm, const Launch& launch) {
     data.rank = groups.dp.rank;
     data.world_size = groups.dp.world_size;
     data.in_order = true;
-    data.max_batches = o.val_batches;
+    data.max_batches = o.batches;
     DataLoader loader(data);
     compare_ranks(comm, o, source, &loader.corpus);
     GPT2<floatX> model(source.config, Purpose::eval, o.micro_batch, T, shard_of(groups.tp));

@@ -1,5 +1,5 @@
-// options.h: the options of the command line. Each is declared once, in options.cpp: names, unit, help and range; its
-// default is that of its field here. The parser, --help, run.toml and the comparison of ranks use this declaration.
+// options.h: the options of the command line. --lr is the field lr, with its default; options.inc has its unit, help
+// and range. The parser, --help, run.toml and the comparison of ranks use these declarations.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -17,7 +17,7 @@ struct Options {
     Command command = Command::train;
     std::string text;
     std::string taken;                         // options that --resume takes from run.toml: " --lr 0.001 --seed 7"
-    std::map<std::string, std::string> saved;  // name and value of each option in that run.toml, as in settings()
+    std::map<std::string, std::string> saved;  // name and TOML value of each option in that run.toml
 
     // data and model
     std::string train_data, val_data;  // shell patterns
@@ -32,8 +32,8 @@ struct Options {
 
     // batch
     int micro_batch = 4;                // B; 0: the largest that fits, which resolve_micro_batch sets
-    int64_t global_batch_tokens = -1;   // per step over all ranks; 0: one micro-batch per rank; -1: not given
-    bool default_global_batch = false;  // global_batch_tokens is neither given nor from the run that is resumed
+    int64_t global_batch = -1;          // tokens per step over all ranks; 0: one micro-batch per rank; -1: not given
+    bool default_global_batch = false;  // global_batch is neither given nor from the run that is resumed
     std::string recompute = "none";     // none, gelu, layer
     int logit_chunks = 0;               // chunks in which the logits are computed; 0: automatic
     std::string master_weights = "on";  // on, off: fp32 copies of bf16 weights
@@ -45,7 +45,7 @@ struct Options {
     std::string grad_dtype = "fp32";  // dtype of gradients in collectives: fp32, bf16
     int tensor_parallel = 1;          // ranks that share each layer
     bool sequence_parallel = false;
-    int virtual_ranks = 0;  // --deterministic-ranks; 0: as many as ranks
+    int deterministic_ranks = 0;  // virtual ranks; 0: as many as ranks
     int64_t check_replicas = 1000;
 
     // optimizer and schedule
@@ -54,8 +54,8 @@ struct Options {
     int64_t stop_after = 0;  // 0: off
     double lr = 6e-4, final_lr_fraction = 0.1;
     std::string schedule = "cosine";
-    int64_t given_warmup = -1;  // steps; -1: not given, so each start of a run computes it from its own --steps
-    int64_t warmup = 0;         // steps, set by resolve_steps
+    int64_t warmup = -1;       // steps; -1: not given, so each start of a run computes it from its own --steps
+    int64_t warmup_steps = 0;  // set by resolve_steps
     double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
     double grad_clip = 1.0;       // 0: off
     std::string on_nan = "halt";  // halt, skip
@@ -81,6 +81,9 @@ struct Options {
     bool quiet = false;
     std::string trace;  // file; empty: none
 
+    // eval
+    int batches = 0;  // 0: all
+
     // generate
     std::string prompt;
     int max_tokens = 256, num_samples = 1;
@@ -103,30 +106,19 @@ struct Options {
 // replacement for options of older versions and of nanoGPT, and the nearest option for unknown ones.
 Options parse_options(int argc, const char* const* argv);
 
-// An option of the command with its current value, in TOML and JSON: {"micro-batch", "4"}, {"schedule", "\"cosine\""}.
-struct Setting {
-    std::string name, value;
-    bool stored;      // run.toml has the option
-    bool may_change;  // a resume accepts another value without a warning
-};
-std::vector<Setting> settings(const Options& options);  // in the order of --help
-std::string run_toml(const Options& options);           // the content of OUTPUT/run.toml
-std::string options_json(const Options& options);       // all options as a JSON object
-// The options that differ from those of the run that is resumed and may not: "--lr 0.001 (was 0.0006)".
+std::string run_toml(const Options& options);      // the content of OUTPUT/run.toml
+std::string options_json(const Options& options);  // all options of the command as a JSON object
+// Returns the options that differ from those of the run that is resumed and may not: "--lr 0.001 (was 0.0006)".
 std::string changed_options(const Options& options);
 
-// The shape that --model, or --layers, --heads and --channels, ask for (not --init). default_vocab is used if
+// Returns the shape that --model, or --layers, --heads and --channels, ask for (not --init). default_vocab is used if
 // --vocab-size is 0. The number of positions is --seq-len (1024 if that is 0), and at least 1024 for a named model.
 GPT2Config model_config(const Options& options, int default_vocab = 50257);
-// The attention heads of the model that the options describe. 0: that of --init, which is not read here.
-int heads_of(const Options& options);
 
-// Sets the fields that depend on the data: steps 0 becomes steps_per_epoch, and warmup becomes --warmup, or by default
-// 700 or a tenth of the steps, whichever is less. Refuses an epoch of less than one step and a warmup longer than the
-// run.
+// Sets the fields that depend on the data: steps 0 becomes steps_per_epoch, and warmup_steps becomes --warmup, or by
+// default 700 or a tenth of the steps, whichever is less. Refuses an epoch of less than one step and a warmup longer
+// than the run.
 void resolve_steps(Options& options, int64_t steps_per_epoch);
 
-// "train_gpt2 0.1.0 (commit 1234abc)"; without the commit if the build has none.
-std::string version();
-// The checksum of the sources that the program was built from.
-extern const char SOURCES_CHECKSUM[];
+std::string version();                 // "train_gpt2 0.3.0 (commit 1234abc)"; without the commit if the build has none
+extern const char SOURCES_CHECKSUM[];  // of the sources that the program was built from

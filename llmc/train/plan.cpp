@@ -49,7 +49,7 @@ MemoryOptions memory_options_of(const Options& o, int data_parallel, int tensor_
     return {.recompute = recompute,
             .logit_chunks = o.logit_chunks,
             .master_weights = o.master_weights == "on",
-            .virtual_ranks = std::max(o.virtual_ranks, data_parallel),
+            .virtual_ranks = std::max(o.deterministic_ranks, data_parallel),
             .shards = o.zero ? data_parallel : 1,
             .shard_gradients = o.zero >= 2,
             .shard_weights = o.zero >= 3 && data_parallel > 1,
@@ -152,7 +152,7 @@ static int64_t activations_sent(Dtype dtype, const GPT2Config& config, const Opt
 }
 
 SentBytes sent_bytes(Dtype dtype, const GPT2Config& config, const Options& o, const BatchPlan& batch) {
-    const int n = batch.world_size, virtual_ranks = std::max(o.virtual_ranks, n),
+    const int n = batch.world_size, virtual_ranks = std::max(o.deterministic_ranks, n),
               local_virtual_ranks = virtual_ranks / n;
     const ParamLayout layout(config, virtual_ranks, {0, o.tensor_parallel});
     const int64_t gradient = o.grad_dtype == "bf16" ? 2 : 4;
@@ -245,11 +245,11 @@ double peak_flops(const DeviceInfo& device, Dtype dtype) {
 }
 
 static std::string describe_schedule(const Options& o) {
-    const bool decays = o.schedule != "constant" && o.steps > std::max<int64_t>(o.warmup, 1);
+    const bool decays = o.schedule != "constant" && o.steps > std::max<int64_t>(o.warmup_steps, 1);
     const std::string end =
         decays ? format(", to %g of it at step %lld", o.final_lr_fraction, static_cast<long long>(o.steps)) : "";
     return format("%s, lr %g, %s warmup%s; AdamW %g/%g, decay %g, clip %g", o.schedule.c_str(), o.lr,
-                  counted(o.warmup, "step").c_str(), end.c_str(), o.beta1, o.beta2, o.weight_decay, o.grad_clip);
+                  counted(o.warmup_steps, "step").c_str(), end.c_str(), o.beta1, o.beta2, o.weight_decay, o.grad_clip);
 }
 
 static std::string describe_device(const DeviceInfo& device, Dtype dtype) {

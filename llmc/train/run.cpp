@@ -183,7 +183,7 @@ void check_tensor_parallel(const Options& o, const GPT2Config& config, int T, in
 }
 
 static void check_virtual_ranks(const Options& o, const BatchPlan& batch) {
-    const int n = o.virtual_ranks;
+    const int n = o.deterministic_ranks;
     if (n == 0) return;
     const auto power_of_two = [](int x) { return (x & (x - 1)) == 0; };
     ENSURE(power_of_two(n) && power_of_two(batch.world_size) && n >= batch.world_size,
@@ -203,7 +203,7 @@ static void resolve_micro_batch(Options& o, Dtype dtype, const GPT2Config& confi
                                 int data_parallel, int local_ranks) {
     groups.connect();
     load_libraries(dtype, config);
-    o.micro_batch = largest_micro_batch(dtype, config, T, o.global_batch_tokens, data_parallel,
+    o.micro_batch = largest_micro_batch(dtype, config, T, o.global_batch, data_parallel,
                                         memory_options_of(o, data_parallel), device_bytes_free(local_ranks));
     for (const std::string& other : groups.world.all_gather_text(std::to_string(o.micro_batch)))
         o.micro_batch = std::min(o.micro_batch, std::stoi(other));
@@ -216,8 +216,8 @@ BatchPlan resolve_batch(Options& o, Dtype dtype, const GPT2Config& config, const
     check_tensor_parallel(o, config, T, world_size);
     if (o.micro_batch == 0) resolve_micro_batch(o, dtype, config, T, groups, data_parallel, local_ranks);
     check_tokens_at_once(o.micro_batch, T);
-    const BatchPlan batch = plan_batch(o.micro_batch, T, o.global_batch_tokens, data_parallel, o.default_global_batch);
-    o.global_batch_tokens = batch.tokens_per_step;  // a resume keeps the global batch on any number of ranks
+    const BatchPlan batch = plan_batch(o.micro_batch, T, o.global_batch, data_parallel, o.default_global_batch);
+    o.global_batch = batch.tokens_per_step;  // a resume keeps the global batch on any number of ranks
     check_virtual_ranks(o, batch);
     return batch;
 }
@@ -325,7 +325,7 @@ static void open_data(Run& run) {
     run.data.train = open_corpus(o.train_data, "--train-data", T);
     if (!o.val_data.empty() && o.val_every > 0) run.data.val = open_corpus(o.val_data, "--val-data", T);
     resolve_steps(o, run.data.train.num_windows / (run.batch.tokens_per_step / T));
-    run.schedule = make_schedule(o.schedule, o.lr, o.final_lr_fraction, o.warmup, o.steps);
+    run.schedule = make_schedule(o.schedule, o.lr, o.final_lr_fraction, o.warmup_steps, o.steps);
 }
 
 // The first line of log.jsonl.
@@ -407,7 +407,7 @@ static void open_log(Run& run, const Launch& launch, const DeviceInfo& device, c
 
 Run prepare_run(const Options& options, const Launch& launch, Comm& world, Dtype dtype, const std::string& command_line,
                 std::unique_ptr<Log>& log) {
-    Groups groups = make_groups(world, options.tensor_parallel, heads_of(options));
+    Groups groups = make_groups(world, options.tensor_parallel);
     Run run = {options, dtype, std::move(groups), {}, {}, {}, {}, {}};
     if (!options.trace.empty()) open_trace(options.trace, world.rank, world.world_size);
     const std::vector<std::string> notes = lock_output(run);  // before the search, because it may rename a checkpoint
@@ -419,7 +419,7 @@ Run prepare_run(const Options& options, const Launch& launch, Comm& world, Dtype
     const DeviceInfo device = device_info();
     const std::vector<Json> ranks = compare_ranks(run, launch, device);
     const std::string differing = differing_rounding(ranks);
-    ENSURE(differing.empty() || options.virtual_ranks == 0,
+    ENSURE(differing.empty() || options.deterministic_ranks == 0,
            "%s: they may round differently, and --deterministic-ranks needs the same bits on all ranks; give all ranks "
            "the same program and CPU_ISA",
            differing.c_str());

@@ -154,7 +154,7 @@ TEST_CASE_TEMPLATE("the ranks send the bytes of the plan", floatX, float, bf16) 
             const int micro_steps = VIRTUAL_RANKS / ranks * MICRO_STEPS;
             const char* const arguments[] = {"train_gpt2", "plan", "--model", "d12"};
             Options options = parse_options(int(std::size(arguments)), arguments);
-            options.zero = zero, options.virtual_ranks = VIRTUAL_RANKS;
+            options.zero = zero, options.deterministic_ranks = VIRTUAL_RANKS;
             const SentBytes plan = sent_bytes(dtype_of<floatX>, config, options, {B, T, ranks, micro_steps, 0});
             const auto sent = run_late_ranks(ranks, [&](Comm& comm) {
                 omp_set_num_threads(1);

@@ -278,7 +278,7 @@ TEST_CASE("a plan names the available memory, and advice if the run does not fit
 TEST_CASE("the schedule is described without a final rate if the rate never falls") {
     const auto described = [](const char* schedule, int64_t warmup, int64_t steps) {
         Options options = training_options();
-        options.schedule = schedule, options.warmup = warmup, options.steps = steps;
+        options.schedule = schedule, options.warmup_steps = warmup, options.steps = steps;
         const std::string text = row(Dtype::fp32, options, "schedule");
         CHECK(text.ends_with("; AdamW 0.9/0.95, decay 0.1, clip 1"));
         return text.substr(0, text.find(';'));
@@ -343,7 +343,7 @@ TEST_CASE("each stage of ZeRO sends gradients and weights as often as it needs t
 TEST_CASE("one rank sends nothing, and virtual ranks send their sum") {
     Options options = training_options();
     for (options.zero = 0; options.zero <= 3; options.zero++) CHECK(sent_by(Dtype::fp32, options, 1, 3).per_step == 0);
-    options.zero = 2, options.virtual_ranks = 8;
+    options.zero = 2, options.deterministic_ranks = 8;
     const ParamLayout layout(small, 8);  // padded for the virtual ranks
     const int64_t share = layout.total / 2 * 4;
     const SentBytes sent = sent_by(Dtype::fp32, options, 2, 8);
