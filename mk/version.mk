@@ -1,5 +1,6 @@
-# version.mk: the version of the program, and the commit that it is built from, for --version and log.jsonl. A checksum
-# of the sources tells the ranks of a run whether they are the same program, also without a commit.
+# version.mk: the version of the program, which CITATION.cff says, and the commit that it is built from, for --version
+# and log.jsonl. A checksum of the sources tells the ranks of a run whether they are the same program, also without a
+# commit.
 
 VERSION := $(shell sed -n 's/^version: //p' CITATION.cff)
 
@@ -13,9 +14,9 @@ SOURCES := $(sort $(wildcard $(addprefix llmc/*/*.,cpp h inc cu cuh)))
 SOURCES := $(shell cat train_gpt2.cu $(SOURCES) | cksum | cut -d ' ' -f 1)
 
 # This file changes only with the commit and the sources, so a new commit compiles version.cpp and nothing else.
-$(shell mkdir -p $(BUILD) && { echo "$(COMMIT) $(SOURCES)" | cmp -s - $(BUILD)/commit || \
-        echo "$(COMMIT) $(SOURCES)" >$(BUILD)/commit; })
-BUILT_FROM := $(if $(COMMIT),-DGIT_COMMIT='"$(COMMIT)"') -DSOURCES='"$(SOURCES)"'
+BUILT_OF := $(VERSION) $(COMMIT) $(SOURCES)
+$(shell mkdir -p $(BUILD) && { echo "$(BUILT_OF)" | cmp -s - $(BUILD)/commit || echo "$(BUILT_OF)" >$(BUILD)/commit; })
+BUILT_FROM := -DVERSION='"$(VERSION)$(if $(COMMIT), (commit $(COMMIT)))"' -DSOURCES='"$(SOURCES)"'
 $(BUILD)/llmc/train/version.o: CXXFLAGS += $(BUILT_FROM)
 build/fuzz/llmc/train/version.o: FUZZFLAGS += $(BUILT_FROM)
 $(BUILD)/llmc/train/version.o build/fuzz/llmc/train/version.o: $(BUILD)/commit

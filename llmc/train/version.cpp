@@ -2,12 +2,6 @@
 // sources (mk/version.mk).
 #include "train/options.h"
 
-std::string version() {
-#ifdef GIT_COMMIT
-    return "train_gpt2 0.1.0 (commit " GIT_COMMIT ")";
-#else
-    return "train_gpt2 0.1.0";
-#endif
-}
+std::string version() { return "train_gpt2 " VERSION; }
 
 const char SOURCES_CHECKSUM[] = SOURCES;
