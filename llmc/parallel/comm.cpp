@@ -18,31 +18,24 @@ std::unique_ptr<Comm> Comm::split(int) {
     return group;
 }
 
-bool built_with_mpi() {
 #ifdef USE_MPI
-    return true;
+bool built_with_mpi() { return true; }
 #else
-    return false;
+bool built_with_mpi() { return false; }
+std::unique_ptr<Comm> make_mpi_comm(const Launch&) { return nullptr; }
 #endif
-}
 
 static std::unique_ptr<Comm> join_ranks(const Launch& launch) {
     if (launch.world_size == 1) return std::make_unique<Comm>();
     if (built_with_nccl()) return make_nccl_comm(launch);
-    ENSURE(device_memory_is_host(),
-           "this is one of %d GPU ranks (%s), but this build has no library that connects them: install NCCL and run "
+    const bool cpu = device_memory_is_host();
+    ENSURE(cpu && built_with_mpi(),
+           "this is one of %d %s ranks (%s), but this build has no library that connects them: install %s and run "
            "make, or start one process",
-           launch.world_size, launch.launcher.c_str());
-#ifdef USE_MPI
+           launch.world_size, cpu ? "CPU" : "GPU", launch.launcher.c_str(), cpu ? "libopenmpi-dev" : "NCCL");
     ENSURE(launch.mpi, "%d CPU ranks need MPI: start with mpirun -np %d (found: %s), or one process with --ranks %d",
            launch.world_size, launch.world_size, launch.launcher.c_str(), launch.world_size);
     return make_mpi_comm(launch);
-#else
-    fail(EXIT_USAGE,
-         "this is one of %d CPU ranks (%s), but this build has no library that connects them: install libopenmpi-dev "
-         "and run make, or start one process",
-         launch.world_size, launch.launcher.c_str());
-#endif
 }
 
 std::unique_ptr<Comm> make_comm(const Launch& launch, std::shared_ptr<Watchdog> watchdog) {

@@ -32,17 +32,17 @@ struct Comm {
     // Makes one small and one large call of each collective. At the first call NCCL connects the ranks and allocates
     // device memory; without connect() this would happen after memory was measured and filled. All ranks call it.
     virtual void connect() {}
-    // The communicator of the ranks that give the same color (0 or more), in the order of their ranks here. A group of
-    // one rank is a plain Comm. All ranks call split() with the same collectives before it. The group has counters of
-    // its own, and must not outlive this Comm. Collectives of several groups may be in flight at the same time, if
-    // every rank makes its calls in the same order.
+    // Returns the communicator of the ranks that give the same color (0 or more), in the order of their ranks here. A
+    // group of one rank is a plain Comm. All ranks call split() with the same collectives before it. The group has
+    // counters of its own, and must not outlive this Comm. Collectives of several groups may be in flight at the same
+    // time, if every rank makes its calls in the same order.
     virtual std::unique_ptr<Comm> split(int color);
 
     // Sum over all ranks, in place. all_reduce: all of x (count). reduce_scatter: this rank's shard of x; the other
     // shards become undefined. count is a multiple of world_size.
     virtual Ticket all_reduce(float* /*x*/, int64_t /*count*/, GradDtype, Stream) { return 0; }
     virtual Ticket reduce_scatter(float* /*x*/, int64_t /*count*/, GradDtype, Stream) { return 0; }
-    // The same sums of activations (tensor parallelism). In bf16 the ranks send bf16; each addition is in float, and
+    // Sum activations in the same way (tensor parallelism). In bf16 the ranks send bf16; each addition is in float, and
     // its result is rounded to bf16. These sums are on the critical path, so the MPI thread polls instead of sleeping.
     virtual Ticket all_reduce(bf16* /*x*/, int64_t /*count*/, Stream) { return 0; }
     virtual Ticket reduce_scatter(bf16* /*x*/, int64_t /*count*/, Stream) { return 0; }
@@ -54,7 +54,7 @@ struct Comm {
     }
     // Copies every rank's shard of x (bytes) to all ranks.
     virtual Ticket all_gather(void* /*x*/, int64_t /*bytes*/, Stream) { return 0; }
-    // The same copies of activations, which are on the critical path like their sums.
+    // Copies activations in the same way. They are on the critical path like their sums.
     virtual Ticket gather_activations(void* x, int64_t bytes, Stream stream) { return all_gather(x, bytes, stream); }
     // Copies x (bytes) to all ranks from the rank whose shard_index is `from`.
     virtual Ticket broadcast(void* /*x*/, int64_t /*bytes*/, int /*from*/, Stream) { return 0; }
@@ -80,7 +80,7 @@ struct Comm {
 // Connects the ranks of the launch: GPUs by NCCL, CPU ranks by MPI. Refuses a launch that needs a library which this
 // build lacks.
 std::unique_ptr<Comm> make_comm(const Launch& launch, std::shared_ptr<Watchdog> watchdog = nullptr);
-bool built_with_nccl();  // comm_nccl.cpp; false for the CPU
+bool built_with_nccl();  // false for the CPU
 bool built_with_mpi();
-std::unique_ptr<Comm> make_nccl_comm(const Launch& launch);  // comm_nccl.cpp
-std::unique_ptr<Comm> make_mpi_comm(const Launch& launch);   // comm_mpi.cpp, if built with Open MPI
+std::unique_ptr<Comm> make_nccl_comm(const Launch& launch);  // comm_nccl.cpp; null if not built with NCCL
+std::unique_ptr<Comm> make_mpi_comm(const Launch& launch);   // comm_mpi.cpp; null if not built with Open MPI

@@ -15,7 +15,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <deque>
 #include <exception>
 #include <thread>
@@ -36,8 +35,8 @@ void pause(int tries) { std::this_thread::sleep_for(std::chrono::microseconds(st
 struct NcclComm : Comm {
     std::unique_ptr<Comm> host;  // MPI, if MPI started the ranks
     ncclComm_t nccl = nullptr;   // null after abort_all
-    std::string abort_reason;    // the reason of abort_all
-    OwnedStream nccl_stream;     // the collectives' stream
+    std::string abort_reason;    // reason of abort_all
+    OwnedStream nccl_stream;     // stream of the collectives
     static constexpr int RING = 64;
     Event completed[RING];  // completed[t % RING]: the end of ticket t, or of a later ticket
     Ticket issued = 0;
@@ -46,59 +45,31 @@ struct NcclComm : Comm {
 
     // Two timers on the stream that waits, before and after a wait.
     struct Stall {
-        Event from, to;
+        Event from = create_timer(), to = create_timer();
+        Stall() = default;
+        Stall(const Stall&) = delete;
+        ~Stall() {
+            destroy_event(from);
+            destroy_event(to);
+        }
     };
-    std::deque<Stall> stalls;        // stalls whose time is not yet added to exposed_seconds
-    std::vector<Stall> free_stalls;  // unused timers
+    std::deque<Stall> stalls;  // stalls whose time is not yet added to exposed_seconds
     const std::thread::id thread = std::this_thread::get_id();
 
-    explicit NcclComm(const Launch& launch) {
-        rank = shard_index = launch.rank;
-        world_size = launch.world_size;
-        const ncclUniqueId id = exchange_id(launch);
-        open([&] {
-            ncclConfig_t config = make_config();
-            check("ncclCommInitRankConfig", ncclCommInitRankConfig(&nccl, world_size, id, rank, &config));
-        });
-    }
-
-    // A group of the ranks of `whole`.
-    NcclComm(const NcclComm& whole, ncclComm_t part, int rank_in_part, int size) : nccl(part) {
-        watchdog = whole.watchdog;
-        rank = shard_index = rank_in_part;
+    NcclComm(int own_rank, int size) {
+        rank = shard_index = own_rank;
         world_size = size;
-        open([&] { check("ncclCommSplit", ncclInProgress); });
-    }
-
-    template <class Join>
-    void open(const Join& join) {
+        for (Event& event : completed) event = create_event();
         all().push_back(this);
-        try {
-            join();
-            for (Event& event : completed) event = create_event();
-            while_host_waits = watch;
-        } catch (...) {
-            leave();
-            throw;
-        }
-    }
-
-    // Removes this communicator from those that are watched and aborted.
-    void leave() {
-        all().erase(std::find(all().begin(), all().end(), this));
-        if (all().empty()) while_host_waits = nullptr;
+        while_host_waits = watch;
     }
 
     // All ranks finalize together. If an exception ends this rank, the others do not, so the communicator is left to
     // the end of the process.
     ~NcclComm() override {
-        leave();
+        all().erase(std::find(all().begin(), all().end(), this));
+        if (all().empty()) while_host_waits = nullptr;
         for (Event event : completed) destroy_event(event);
-        free_stalls.insert(free_stalls.end(), stalls.begin(), stalls.end());
-        for (const Stall& stall : free_stalls) {
-            destroy_event(stall.from);
-            destroy_event(stall.to);
-        }
         if (!nccl || std::uncaught_exceptions() > 0) return;
         ncclResult_t state = ncclCommFinalize(nccl);
         const double deadline = seconds_now() + ABORT_SECONDS;
@@ -109,7 +80,7 @@ struct NcclComm : Comm {
         state == ncclSuccess ? ncclCommDestroy(nccl) : ncclCommAbort(nccl);
     }
 
-    // The world's communicator and its groups, in the order of their creation.
+    // Returns the world's communicator and its groups, in the order of their creation.
     static std::vector<NcclComm*>& all() {
         static std::vector<NcclComm*> all;
         return all;
@@ -118,8 +89,7 @@ struct NcclComm : Comm {
     std::string describe() const override {
         int version = 0;
         ncclGetVersion(&version);
-        return format("%d rank%s by NCCL %d.%d.%d", world_size, world_size == 1 ? "" : "s", version / 10000,
-                      version / 100 % 100, version % 100);
+        return format("%d ranks by NCCL %d.%d.%d", world_size, version / 10000, version / 100 % 100, version % 100);
     }
 
     // ---- Errors
@@ -202,19 +172,21 @@ struct NcclComm : Comm {
     // Returns NCCL's id, which rank 0 creates and sends to all.
     ncclUniqueId exchange_id(const Launch& launch) {
         std::string bytes;
-        if (world_size == 1) bytes = new_id();
-#ifdef USE_MPI
-        if (launch.mpi && world_size > 1) {
+        if (launch.mpi && world_size > 1 && built_with_mpi()) {
             host = make_mpi_comm(launch);
             bytes = host->all_gather_text(rank == 0 ? new_id() : "")[0];
+        } else {
+            bytes = share_nccl_id(launch, new_id, JOIN_SECONDS);
         }
-#endif
-        if (bytes.empty()) bytes = share_nccl_id(launch, new_id, JOIN_SECONDS);
         ncclUniqueId id;
-        INVARIANT(bytes.size() == sizeof id.internal, "the id of NCCL has %zu bytes, %zu came", sizeof id.internal,
-                  bytes.size());
-        std::memcpy(id.internal, bytes.data(), bytes.size());
+        bytes.copy(id.internal, sizeof id.internal);
         return id;
+    }
+
+    void join(const Launch& launch) {
+        const ncclUniqueId id = exchange_id(launch);
+        ncclConfig_t config = make_config();
+        check("ncclCommInitRankConfig", ncclCommInitRankConfig(&nccl, world_size, id, rank, &config));
     }
 
     static ncclConfig_t make_config() {
@@ -231,12 +203,16 @@ struct NcclComm : Comm {
         const std::string own = std::to_string(color);
         const std::vector<std::string> colors = all_gather_text(own);
         const int size = int(std::count(colors.begin(), colors.end(), own));
-        const int rank_in_part = int(std::count(colors.begin(), colors.begin() + rank, own));
         wait_for_stream(nccl_stream.stream);
         ncclComm_t part = nullptr;
         ncclConfig_t config = make_config();
         check("ncclCommSplit", ncclCommSplit(nccl, size == 1 ? NCCL_SPLIT_NOCOLOR : color, rank, &part, &config));
-        return size == 1 ? Comm::split(color) : std::make_unique<NcclComm>(*this, part, rank_in_part, size);
+        if (size == 1) return Comm::split(color);
+        auto group = std::make_unique<NcclComm>(int(std::count(colors.begin(), colors.begin() + rank, own)), size);
+        group->watchdog = watchdog;
+        group->nccl = part;
+        group->check("ncclCommSplit", ncclInProgress);
+        return group;
     }
 
     // ---- Collectives
@@ -259,20 +235,16 @@ struct NcclComm : Comm {
 
     void wait(Ticket ticket, Stream stream) override {
         if (ticket <= 0) return;
-        if (free_stalls.empty()) free_stalls.push_back({create_timer(), create_timer()});
-        const Stall stall = free_stalls.back();
-        free_stalls.pop_back();
+        const Stall& stall = stalls.emplace_back();
         record_event(stall.from, stream);
         stream_wait_event(stream, completed[ticket % RING]);
         record_event(stall.to, stream);
-        stalls.push_back(stall);
         waits++;
     }
 
     double exposed(int64_t first_waits) override {
         while (waits - int64_t(stalls.size()) < first_waits && event_done(stalls.front().to)) {
             exposed_seconds += seconds_between(stalls.front().from, stalls.front().to);
-            free_stalls.push_back(stalls.front());
             stalls.pop_front();
         }
         return exposed_seconds;
@@ -283,7 +255,7 @@ struct NcclComm : Comm {
             bf16_gradients = DeviceBuffer<bf16>(max_count, "gradients rounded to bf16 (--grad-dtype bf16)");
     }
 
-    // Bytes that a rank sends in a reduce-scatter of `count` elements. An all-reduce sends twice as many.
+    // Returns the bytes that a rank sends in a reduce-scatter of `count` elements. An all-reduce sends twice as many.
     int64_t reduce_scatter_bytes(int64_t count, GradDtype dtype) const {
         return count / world_size * (world_size - 1) * int64_t(dtype == GradDtype::bf16 ? sizeof(bf16) : sizeof(float));
     }
@@ -321,7 +293,7 @@ struct NcclComm : Comm {
             ops::widen_gradients(x + at, all + at, own, nccl_stream.stream);
         });
     }
-    using Comm::all_reduce;  // of activations in fp32: the same as of gradients
+    using Comm::all_reduce;  // activations in fp32 are summed like gradients
     using Comm::reduce_scatter;
     Ticket all_reduce(bf16* x, int64_t count, Stream after) override {
         bytes_sent += 2 * reduce_scatter_bytes(count, GradDtype::bf16);
@@ -330,8 +302,7 @@ struct NcclComm : Comm {
     Ticket reduce_scatter(bf16* x, int64_t count, Stream after) override {
         const int64_t own = count / world_size;
         bytes_sent += reduce_scatter_bytes(count, GradDtype::bf16);
-        return start(after,
-                     [&] { sum_shards(x, x + rank * own, own, ncclBfloat16); });
+        return start(after, [&] { sum_shards(x, x + rank * own, own, ncclBfloat16); });
     }
     Ticket all_gather(void* x, int64_t bytes, Stream after) override {
         const int64_t own = bytes / world_size;
@@ -348,13 +319,11 @@ struct NcclComm : Comm {
     }
 
     void connect() override {
-        constexpr int64_t large = 1 << 20;  // elements of a rank
         const int64_t sent = bytes_sent, made = calls;
         const Stream stream = nccl_stream.stream;
-        const DeviceBuffer<float> x(large * world_size, "the first collectives");
+        const DeviceBuffer<float> x(int64_t(1 << 20) * world_size, "the first collectives");
         fill_zero(x.data, x.bytes(), stream);
-        for (const int64_t own : {int64_t(1), large}) {
-            const int64_t count = own * world_size;
+        for (const int64_t count : {int64_t(world_size), x.size}) {
             all_reduce(x.data, count, GradDtype::fp32, stream);
             reduce_scatter(x.data, count, GradDtype::fp32, stream);
             all_gather(x.data, count * int64_t(sizeof(float)), stream);
@@ -365,31 +334,39 @@ struct NcclComm : Comm {
         calls = made;
     }
 
-    // An all-gather over the GPUs: first of the sizes, then of the texts, each padded to the longest.
+    // Gathers over the GPUs: first the sizes, then the texts, each padded to the longest.
     std::vector<std::string> all_gather_text(const std::string& text) override {
-        DeviceBuffer<int64_t> sizes(world_size, "sizes of messages");
-        const int64_t own = int64_t(text.size());
-        copy_to_device(sizes.data + rank, &own, sizeof own, nccl_stream.stream);
-        all_gather(sizes.data, sizes.bytes(), nccl_stream.stream);
-        wait_for_stream(nccl_stream.stream);
-        const std::vector<int64_t> size_of = to_host(sizes.data, world_size);
-        const int64_t longest = std::max<int64_t>(1, *std::max_element(size_of.begin(), size_of.end()));
-
-        DeviceBuffer<char> texts(longest * world_size, "messages");
-        copy_to_device(texts.data + rank * longest, text.data(), own, nccl_stream.stream);
-        all_gather(texts.data, texts.bytes(), nccl_stream.stream);
-        wait_for_stream(nccl_stream.stream);
-        const std::vector<char> padded = to_host(texts.data, texts.size);
+        const std::vector<int64_t> sizes = gather_host(std::vector<int64_t>{int64_t(text.size())});
+        const int64_t longest = *std::max_element(sizes.begin(), sizes.end());
+        std::vector<char> own(text.begin(), text.end());
+        own.resize(std::max<int64_t>(1, longest));
+        const std::vector<char> padded = gather_host(own);
         std::vector<std::string> all;
-        for (int r = 0; r < world_size; r++) all.emplace_back(padded.data() + r * longest, size_of[r]);
+        for (int r = 0; r < world_size; r++) all.emplace_back(padded.data() + r * own.size(), sizes[r]);
         return all;
+    }
+
+    // Gathers vectors of equal size in host memory.
+    template <class T>
+    std::vector<T> gather_host(const std::vector<T>& own) {
+        const int64_t count = int64_t(own.size());
+        DeviceBuffer<T> all(count * world_size, "messages");
+        copy_to_device(all.data + rank * count, own.data(), count * int64_t(sizeof(T)), nccl_stream.stream);
+        all_gather(all.data, all.bytes(), nccl_stream.stream);
+        wait_for_stream(nccl_stream.stream);
+        return to_host(all.data, all.size);
     }
 };
 
 }  // namespace
 
 bool built_with_nccl() { return true; }
-std::unique_ptr<Comm> make_nccl_comm(const Launch& launch) { return std::make_unique<NcclComm>(launch); }
+
+std::unique_ptr<Comm> make_nccl_comm(const Launch& launch) {
+    auto comm = std::make_unique<NcclComm>(launch.rank, launch.world_size);
+    comm->join(launch);
+    return comm;
+}
 #else
 bool built_with_nccl() { return false; }
 std::unique_ptr<Comm> make_nccl_comm(const Launch&) { return nullptr; }

@@ -112,7 +112,7 @@ TEST_CASE("a world of one rank can make every call, and sends nothing") {
         MESSAGE("this build has no NCCL");
         return;
     }
-    CHECK(comm->describe().find("1 rank by NCCL 2.") == 0);
+    CHECK(comm->describe().find("1 ranks by NCCL 2.") == 0);
     check_all_collectives(*comm);
     CHECK(comm->bytes_sent == 0);
     const double exposed = comm->exposed(comm->waits);
