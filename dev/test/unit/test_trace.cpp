@@ -1,4 +1,4 @@
-// test_trace.cpp: tests the file of --trace: its events, that it is complete at any time, its end, and refused paths.
+// test_trace.cpp: tests the file of --trace: its events, which are there at any time, its end, and refused paths.
 #include "base/trace.h"
 
 #include <signal.h>
@@ -17,14 +17,20 @@
 
 using Json = nlohmann::json;
 
+// The list has its last bracket only when the recording has ended.
+static Json list_in(const std::string& path) {
+    const std::string text = read_bytes(path);
+    return Json::parse(text.ends_with("\n]\n") ? text : text + "]");
+}
+
 static std::vector<Json> events_in(const std::string& path) {
     std::vector<Json> events;
-    for (const Json& event : Json::parse(read_bytes(path)))
+    for (const Json& event : list_in(path))
         if (event["ph"] == "X") events.push_back(event);
     return events;
 }
 
-TEST_CASE("ranges are events of their thread, nested as the blocks are, and the file is complete at any time") {
+TEST_CASE("ranges are events of their thread, nested as the blocks are, and in the file at any time") {
     const TemporaryDirectory dir;
     open_trace(dir / "t.json", 3, 4);
     const std::string path = dir / "t.json.rank3";
@@ -51,7 +57,7 @@ TEST_CASE("ranges are events of their thread, nested as the blocks are, and the 
     CHECK(forward["ts"] >= step["ts"]);
     CHECK(end(forward) <= end(step));
     CHECK(forward["dur"] >= 2000);
-    CHECK(Json::parse(read_bytes(path))[0]["args"]["name"] == "rank 3 of 4");
+    CHECK(list_in(path)[0]["args"]["name"] == "rank 3 of 4");
 }
 
 TEST_CASE("the recording ends after its steps, and a range that has begun before is not written") {
@@ -64,6 +70,7 @@ TEST_CASE("the recording ends after its steps, and a range that has begun before
         for (int step = 0; step < TRACE_STEPS + 5; step++) trace_step(step, now, now);
     }
     CHECK_FALSE(trace_is_open());
+    CHECK(read_bytes(path).ends_with("}\n]\n"));
     CHECK(events_in(path).size() == TRACE_STEPS);
     CHECK(events_in(path).back()["name"] == format("step %d", TRACE_STEPS - 1));
 
@@ -84,7 +91,7 @@ TEST_CASE("a path that cannot be written is refused, and a file that is not a tr
     CHECK(read_bytes(dir / "model") == "weights");
 }
 
-TEST_CASE("a disk that is full ends the recording with a warning, and the file is still complete") {
+TEST_CASE("a disk that is full ends the recording with a warning") {
     const TemporaryDirectory dir;
     const std::string path = dir / "t.json";
     open_trace(path, 0, 1);
@@ -98,7 +105,5 @@ TEST_CASE("a disk that is full ends the recording with a warning, and the file i
     for (int i = 0; i < 20; i++) trace_event("forward", i, now, now);
     REQUIRE(limited_to(RLIM_INFINITY));
     CHECK_FALSE(trace_is_open());
-    const size_t events = events_in(path).size();
-    CHECK(events > 0);
-    CHECK(events < 20);
+    CHECK(read_bytes(path).size() <= 500);
 }
