@@ -49,7 +49,7 @@ inline void (*while_host_waits)() = nullptr;
 // Allocates zeroed memory, aligned to at least 64 bytes. The error names the purpose and the size. 0 bytes give null.
 void* device_allocate(int64_t bytes, const char* purpose);
 void device_free(void* memory);
-// What a command can lower if its activations do not fit; eval and generate set their own.
+// Advice for a command whose activations do not fit; eval and generate set their own.
 inline const char* batch_memory_advice = "lower --micro-batch, or try --recompute or --logit-chunks";
 // Advice for the out-of-memory error of this purpose. Weights, gradients and moments do not depend on the batch size.
 inline const char* memory_advice(std::string_view purpose) {
@@ -103,7 +103,7 @@ struct ProfileRange {
     const int64_t number;
     const double begin;  // seconds_now(); negative: not recorded
 };
-void device_begin_range(const char* name);  // of a profiler; does nothing on the CPU
+void device_begin_range(const char* name);  // a range of a profiler; does nothing on the CPU
 void device_end_range();
 
 // A stream that is destroyed with its owner.

@@ -22,8 +22,8 @@ void fail_errno(int exit_code, const std::string& path, const std::string& what)
     fail(exit_code, "%s: cannot %s: %s", path.c_str(), what.c_str(), reason.c_str());
 }
 
-// Whether the user caused the error, by a wrong name or a file that this user may not open. Other errors are faults of
-// the machine.
+// Returns whether the user caused the error, by a wrong name or a file that this user may not open. Other errors are
+// faults of the machine.
 static bool is_missing(int error) {
     return error == ENOENT || error == ENOTDIR || error == EACCES || error == EPERM || error == ELOOP ||
            error == ENAMETOOLONG;
@@ -161,7 +161,7 @@ void sync_path(const std::string& path) {
 
 // ---- the lock
 
-// Whether `path` still names the open file: its owner may have removed it, or the user may have moved it.
+// Returns whether `path` still names the open file: its owner may have removed it, or the user may have moved it.
 static bool is_at(int fd, const std::string& path) {
     struct stat ours, named;
     return fstat(fd, &ours) == 0 && lstat(path.c_str(), &named) == 0 && ours.st_dev == named.st_dev &&

@@ -3,20 +3,10 @@
 #include <omp.h>
 #include <unistd.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
-
-std::string host_id() {
-    std::string id;
-    std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
-    struct stat network = {};
-    const bool has_namespace = stat("/proc/self/ns/net", &network) == 0;
-    return (id.empty() ? host_name() : id) +
-           (has_namespace ? format("/%llu", static_cast<unsigned long long>(network.st_ino)) : "");
-}
 
 int openmp_threads() {
     int threads = 1;
@@ -46,14 +36,14 @@ __attribute__((constructor(101))) static void limit_spinning() {
 
 // ---- memory
 
-// The number in the first line of a file such as memory.max, or `otherwise` if there is none.
+// Returns the number in the first line of a file such as memory.max, or `otherwise` if there is none, but "max".
 static int64_t number_in(const std::string& path, int64_t otherwise) {
     int64_t value;
     std::ifstream file(path);
     return file >> value ? value : otherwise;
 }
 
-// The number after `name` in a file such as /proc/meminfo, or `otherwise`.
+// Returns the number after `name` in a file such as /proc/meminfo, or `otherwise`.
 static int64_t field(const std::string& path, const std::string& name, int64_t otherwise) {
     std::ifstream file(path);
     for (std::string line; std::getline(file, line);)
@@ -61,10 +51,10 @@ static int64_t field(const std::string& path, const std::string& name, int64_t o
     return otherwise;
 }
 
-// The limit of one control group's folder. File cache counts as available, because the kernel drops it before it kills.
+// Returns the limit of one control group's folder. File cache counts as available, because the kernel drops it before
+// it kills.
 static ControlGroups limit_in(const std::string& folder, bool version_2) {
-    int64_t limit =
-        number_in(folder + (version_2 ? "memory.max" : "memory.limit_in_bytes"), INT64_MAX);  // the file may say "max"
+    int64_t limit = number_in(folder + (version_2 ? "memory.max" : "memory.limit_in_bytes"), INT64_MAX);
     if (version_2)
         limit = std::min(limit, number_in(folder + "memory.high", INT64_MAX));  // the kernel throttles above it
     if (limit > INT64_MAX / 2) return {INT64_MAX, INT64_MAX};  // version 1 has a large number for no limit

@@ -35,16 +35,13 @@ std::string counted(int64_t count, const std::string& noun) {
 }
 
 std::string duration_text(double seconds) {
-    constexpr double DAY = 86400.0, YEAR = 365.25 * DAY;
-    if (!std::isfinite(seconds)) return "?";
-    if (seconds >= 1000.0 * YEAR) return "1000+ years";
-    if (seconds >= 10.0 * YEAR) return format("%.0f years", std::floor(seconds / YEAR));
-    if (seconds >= 100.0 * DAY) return format("%.0f days", std::floor(seconds / DAY));
-    const long long s = std::llround(std::max(seconds, 0.0)), minutes = (s + 30) / 60;
+    if (!(seconds < 1e12)) return "?";
+    const long long s = std::llround(std::max(seconds, 0.0)), minutes = (s + 30) / 60, days = s / 86400;
     if (s < 60) return format("%llds", s);
     if (minutes < 60) return format("%lldm", minutes);
     if (minutes < 24 * 60) return format("%lldh%02lldm", minutes / 60, minutes % 60);
-    return format("%lldd%02lldh", s / 86400, s / 3600 % 24);
+    if (days < 100) return format("%lldd%02lldh", days, s / 3600 % 24);
+    return format("%lld days", days);
 }
 
 // U+0080 to U+009F, in UTF-8 c2 80 to c2 9f, are control characters, too: U+009B starts escape codes like ESC [. A c2

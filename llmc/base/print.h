@@ -20,7 +20,7 @@ void print_message(const std::string& text);
 bool stdout_is_terminal();
 
 std::string counted(int64_t count, const std::string& noun);  // "1 token", "1,024 tokens", "2 micro-batches"
-std::string duration_text(double seconds);                    // 41s, 43m, 1h05m, 2d03h, 412 days, 42 years
+std::string duration_text(double seconds);                    // 41s, 43m, 1h05m, 2d03h, 412 days
 
 // Returns the text with control characters written out, as \x1b: names and generated text can contain them.
 // message_text makes one line: a name must not begin a line. terminal_text keeps newlines and tabs.

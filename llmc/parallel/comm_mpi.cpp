@@ -274,7 +274,7 @@ struct MpiGroup {
         finish(&request, 1, prompt);
     }
 
-    // The block that a rank holds doubles with each exchange. bytes: of one shard.
+    // Gathers shards of `bytes`: the block that a rank holds doubles with each exchange.
     void gather_by_doubling(char* x, int64_t bytes, bool prompt) {
         constexpr int64_t most = 1 << 30;
         int64_t have = shard_index;  // first shard that this rank holds
@@ -385,22 +385,19 @@ struct MpiComm : Comm {
 
     // MPI_Init returns when all ranks have called it.
     void join(const Launch& launch) {
-        const Ticket started = thread->post([this, launch] { start(launch); });
+        const Ticket started = thread->post([this] {
+            int granted;
+            MPI_CHECK(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &granted));
+            group->open(MPI_COMM_WORLD);
+        });
         if (!thread->wait_for(started, JOIN_SECONDS))
             fail(EXIT_INTERNAL, "gave up after waiting %g s for other ranks to join by MPI", JOIN_SECONDS);
         thread->wait_for(started);
         take_numbers();
-    }
-
-    void start(const Launch& launch) {
-        int granted;
-        MPI_CHECK(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &granted));
-        group->open(MPI_COMM_WORLD);
-        ENSURE(
-            group->rank == launch.rank && group->size == launch.world_size,
-            "%s says rank %d of %d, but MPI says rank %d of %d: this program was built with another MPI than the one "
-            "that started it",
-            launch.launcher.c_str(), launch.rank, launch.world_size, group->rank, group->size);
+        ENSURE(rank == launch.rank && world_size == launch.world_size,
+               "%s says rank %d of %d, but MPI says rank %d of %d: this program was built with another MPI than the "
+               "one that started it",
+               launch.launcher.c_str(), launch.rank, launch.world_size, rank, world_size);
     }
 
     std::unique_ptr<Comm> split(int color) override {
@@ -448,7 +445,7 @@ struct MpiComm : Comm {
 
     // ---- collectives
 
-    // Bytes that a rank sends in a reduce-scatter or all-gather of `count` elements.
+    // Returns the bytes that a rank sends in a reduce-scatter or all-gather of `count` elements.
     int64_t share(int64_t count, int64_t element) const {
         INVARIANT(count % world_size == 0, "a buffer of %lld elements cannot be divided among %d ranks",
                   static_cast<long long>(count), world_size);

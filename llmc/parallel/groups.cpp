@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "base/common.h"
-#include "base/host.h"
 #include "base/print.h"
 
 std::string possible_tensor_parallel(int world_size, int heads) {
@@ -27,43 +26,30 @@ int count_data_parallel(int world_size, int tensor_parallel, int heads) {
          possible_tensor_parallel(world_size, heads).c_str(), more.c_str());
 }
 
-// Refuses ranks that divide the layers differently, because they would wait for each other. Returns the ranks' hosts.
-static std::vector<std::string> compare_ranks(Comm& world, int tensor_parallel) {
-    const std::string own = std::to_string(tensor_parallel);
-    const std::vector<std::string> all = world.all_gather_text(own + " " + host_name());
-    std::vector<std::string> hosts;
-    for (size_t rank = 0; rank < all.size(); rank++) {
-        const size_t space = all[rank].find(' ');
-        const std::string there = all[rank].substr(0, space), first = all[0].substr(0, all[0].find(' '));
-        ENSURE(there == first, "rank %zu differs from rank 0: --tensor-parallel %s there, %s on rank 0", rank,
-               there.c_str(), first.c_str());
-        hosts.push_back(all[rank].substr(space + 1));
-    }
-    return hosts;
-}
-
 std::string warn_of_hosts(const std::vector<std::string>& hosts, int tensor_parallel) {
-    for (int rank = 0; rank < int(hosts.size()); rank++) {
-        const int first = rank / tensor_parallel * tensor_parallel;
-        const std::string &here = hosts[size_t(first)], &there = hosts[size_t(rank)];
-        if (here != there)
-            return format("warning: --tensor-parallel %d puts rank %d on %s and rank %d on %s into one group, whose "
-                          "ranks exchange activations in every layer",
-                          tensor_parallel, first, here.c_str(), rank, there.c_str());
+    for (size_t rank = 0; rank < hosts.size(); rank++) {
+        const std::string& first = hosts[rank - rank % size_t(tensor_parallel)];
+        if (hosts[rank] != first)
+            return format("warning: --tensor-parallel %d: ranks on %s and %s exchange activations in every layer",
+                          tensor_parallel, first.c_str(), hosts[rank].c_str());
     }
     return "";
 }
 
 Groups make_groups(Comm& world, int tensor_parallel, int heads) {
-    const std::vector<std::string> hosts = compare_ranks(world, tensor_parallel);
+    // Ranks that divide the layers differently would wait for each other.
+    const std::vector<std::string> all = world.all_gather_text(std::to_string(tensor_parallel));
+    for (size_t rank = 1; rank < all.size(); rank++)
+        ENSURE(all[rank] == all[0], "rank %zu differs from rank 0: --tensor-parallel %s there, %s on rank 0", rank,
+               all[rank].c_str(), all[0].c_str());
     count_data_parallel(world.world_size, tensor_parallel, heads);
-    const std::string warning = world.rank == 0 ? warn_of_hosts(hosts, tensor_parallel) : "";
-    if (!warning.empty()) print_message(warning);
     if (tensor_parallel == 1) {
         std::unique_ptr<Comm> alone = world.Comm::split(0);
         Comm& tp = *alone;
         return {world, nullptr, std::move(alone), world, tp};
     }
+    const std::string warning = warn_of_hosts(world.all_gather_text(host_name()), tensor_parallel);
+    if (world.rank == 0 && !warning.empty()) print_message(warning);
     std::unique_ptr<Comm> own_tp = world.split(world.rank / tensor_parallel);
     std::unique_ptr<Comm> own_dp = world.split(world.rank % tensor_parallel);
     Comm &dp = *own_dp, &tp = *own_tp;

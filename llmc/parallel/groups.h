@@ -25,8 +25,8 @@ struct Groups {
 // "1, 2 or 4": the numbers that divide the ranks and the heads, so that --tensor-parallel can have them. heads 0:
 // unknown.
 std::string possible_tensor_parallel(int world_size, int heads);
-// The number of data-parallel ranks. Refuses (EXIT_USAGE) a tensor_parallel that does not divide world_size, and says
-// which numbers a model with this many heads can have.
+// Returns the number of data-parallel ranks. Refuses (EXIT_USAGE) a tensor_parallel that does not divide world_size,
+// and says which numbers a model with this many heads can have.
 int count_data_parallel(int world_size, int tensor_parallel, int heads = 0);
 
 // All ranks of `world` call it. With tensor_parallel = 1, dp is the world, and no group is made. Refuses (EXIT_USAGE) a

@@ -13,7 +13,7 @@
 #include "base/print.h"
 
 namespace {
-// The variables in which a launcher gives rank and world size.
+// Names of the variables in which a launcher gives rank and world size.
 struct Names {
     const char *launcher, *rank, *world_size, *local_rank, *local_world_size;
 };
@@ -46,7 +46,7 @@ struct Variables {
         return has(name) ? number(name, least, most) : absent;
     }
     bool set(const Names& names) const { return has(names.world_size) && (has(names.rank) || &names == &mpirun); }
-    // The number of tasks of a Slurm step; 0 in a batch script, which is one process for any SLURM_NTASKS.
+    // Returns the number of tasks of a Slurm step; 0 in a batch script, which is one process for any SLURM_NTASKS.
     int step_tasks() const { return has("SLURM_STEP_ID") ? number_or(srun.world_size, 1, MAX_RANKS, 0) : 0; }
 };
 }  // namespace

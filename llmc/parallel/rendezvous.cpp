@@ -52,7 +52,7 @@ struct Socket {
     }
     bool read(void* to, size_t bytes) const { return recv(fd, to, bytes, MSG_WAITALL) == ssize_t(bytes); }
     bool write(const void* from, size_t bytes) const { return send(fd, from, bytes, MSG_NOSIGNAL) == ssize_t(bytes); }
-    bool is_open() const {  // the other side has not closed it
+    bool is_open() const {  // whether the other side has not closed it
         char byte;
         return fd >= 0 && recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 && errno == EAGAIN;
     }

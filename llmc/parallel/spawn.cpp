@@ -1,9 +1,6 @@
 #include "parallel/spawn.h"
 
-#include <arpa/inet.h>
 #include <fcntl.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #ifdef __linux__
@@ -25,19 +22,6 @@
 
 static constexpr unsigned SECONDS_TO_END = 10;  // from the failure of a rank until the others are killed
 
-static int free_port() {
-    const int fd = socket(AF_INET, SOCK_STREAM, 0);
-    sockaddr_in address = {};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t size = sizeof address;
-    const bool ok = bind(fd, reinterpret_cast<sockaddr*>(&address), size) == 0 &&
-                    getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0;
-    if (!ok) fail(EXIT_INTERNAL, "no free port of 127.0.0.1: %s", strerror(errno));
-    close(fd);
-    return ntohs(address.sin_port);
-}
-
 static void become_rank(int rank, int world_size, int port, char** argv) {
     for (const auto& [name, value] : {std::pair("RANK", rank),
                                       {"LOCAL_RANK", rank},
@@ -51,12 +35,10 @@ static void become_rank(int rank, int world_size, int port, char** argv) {
 }
 
 static void become_mpirun(int count, char** argv) {
-    std::vector<std::string> words = {"mpirun", "-np", std::to_string(count)};
-    for (char** word = argv; *word; word++) {
-        const bool colon = strcmp(*word, ":") == 0;  // mpirun would take this word for the end of the command line
-        if (!colon) words.push_back(*word);
-        if (colon) words.back() += words.back().starts_with("--") ? "=:" : ":";
-    }
+    const std::string number = std::to_string(count);
+    std::vector<const char*> words = {"mpirun", "-np", number.c_str()};
+    for (char** word = argv; *word; word++) words.push_back(*word);
+    words.push_back(nullptr);
     // Variables of Open MPI 4 and of Open MPI 5: ranks are not bound to cores, may be more than the cores, and stay on
     // this machine if a scheduler has granted several. Without a remote shell mpirun needs no ssh.
     for (const auto& [name, value] : {std::pair("OMPI_MCA_hwloc_base_binding_policy", "none"),
@@ -69,10 +51,7 @@ static void become_mpirun(int count, char** argv) {
         setenv(name, value, 0);
     if (geteuid() == 0)
         for (const char* name : {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"}) setenv(name, "1", 0);
-    std::vector<char*> pointers;
-    for (std::string& word : words) pointers.push_back(word.data());
-    pointers.push_back(nullptr);
-    execvp(pointers[0], pointers.data());
+    execvp(words[0], const_cast<char**>(words.data()));
     print_message(format("error: --ranks %d needs mpirun: %s; apt-get install openmpi-bin", count, strerror(errno)));
 }
 
@@ -143,7 +122,7 @@ static int supervise(std::vector<pid_t> processes, bool mpirun, const sigset_t& 
 
 int spawn_processes(int count, char** argv) {
     const sigset_t signals = block_signals();
-    const int port = free_port();
+    const int port = 20000 + getpid() % 10000;  // rank 0 takes the first free port above it
     std::vector<pid_t> ranks;
     for (int rank = 0; rank < count; rank++)
         ranks.push_back(start(rank == 0 ? 0 : ranks[0], signals, [&] { become_rank(rank, count, port, argv); }));

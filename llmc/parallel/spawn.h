@@ -9,5 +9,5 @@
 // ranks: -1 is one for each visible GPU. Returns when all ranks have ended: the exit code of the rank that failed
 // first, else EXIT_PREEMPTED if one has stopped. Call it before any thread exists.
 int spawn_ranks(int ranks, char** argv);
-// The same for ranks that are child processes, on any device.
+// Does the same for ranks that are child processes, on any device.
 int spawn_processes(int count, char** argv);

@@ -230,7 +230,7 @@ static std::string describe_program() {
 }
 
 void check_same(const std::vector<std::string>& rank_infos) {
-    const std::set<std::string> may_differ = {"host",  "machine", "device",  "gpu",     "CPU_ISA",
+    const std::set<std::string> may_differ = {"host",  "device",  "gpu",     "CPU_ISA",
                                               "build", "--quiet", "--trace", "--config"};
     const Json first = Json::parse(rank_infos[0]);
     for (size_t rank = 1; rank < rank_infos.size(); rank++) {
@@ -267,7 +267,6 @@ static std::vector<Json> compare_ranks(const Run& run, const Launch& launch, con
     const char* self = "/proc/self/exe";
     return compare(run.groups.world, run.options,
                    {{"host", host_name()},
-                    {"machine", host_id()},
                     {"device", device.name},
                     {"gpu", device_memory_is_host() ? "" : std::to_string(launch.local_rank)},
                     {"CPU_ISA", device.cpu_isa},
@@ -292,9 +291,9 @@ static std::string differing_rounding(const std::vector<Json>& ranks) {
 }
 
 static std::string describe_ranks(const Comm& comm, const std::vector<Json>& ranks) {
-    std::set<std::string> machines;
-    for (const Json& rank : ranks) machines.insert(rank["machine"]);
-    return comm.describe() + (machines.size() > 1 ? format(" on %zu machines", machines.size()) : "");
+    std::set<std::string> hosts;
+    for (const Json& rank : ranks) hosts.insert(rank["host"]);
+    return comm.describe() + (hosts.size() > 1 ? format(" on %zu machines", hosts.size()) : "");
 }
 
 // ---- the start

@@ -89,7 +89,7 @@ on_hosts tensor-parallel 4 >"$scratch/hosts" 2>&1
 check "a tensor-parallel group on 2 hosts works" test $? = 0
 without_zeros "$scratch/hosts"
 check "a tensor-parallel group on 2 hosts: a warning" grep -q \
-    "^warning: --tensor-parallel 4 puts rank 0 on ${CLUSTER}0 and rank 2 on ${CLUSTER}1 into one group" "$scratch/hosts"
+    "^warning: --tensor-parallel 4: ranks on ${CLUSTER}0 and ${CLUSTER}1 exchange activations" "$scratch/hosts"
 on_hosts tensor-parallel 2 >"$scratch/hosts" 2>&1
 check "tensor-parallel groups within 2 hosts work" test $? = 0
 check "tensor-parallel groups within 2 hosts: no warning" test "$(grep -c '^warning: ' "$scratch/hosts")" = 0

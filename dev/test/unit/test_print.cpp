@@ -18,8 +18,8 @@ TEST_CASE("durations are printed in seconds, minutes, hours and days") {
                                                     {86400, "1d00h"},
                                                     {183600, "2d03h"},
                                                     {86400.0 * 412, "412 days"},
-                                                    {3.156e9, "100 years"},
-                                                    {1e12, "1000+ years"},
+                                                    {3.156e9, "36527 days"},
+                                                    {1e12, "?"},
                                                     {-1, "0s"}};
     for (const auto& [seconds, text] : cases) CHECK(duration_text(seconds) == text);
     CHECK(duration_text(std::numeric_limits<double>::infinity()) == "?");
