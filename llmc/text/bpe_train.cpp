@@ -11,45 +11,21 @@
 // make the same bytes (aa + a, a + aa), which is rare in text, a pair with the common token has two entries in
 // BpeTrainer's queue, each for a part of the words, in undefined order; here the pair has one entry.
 #include <algorithm>
-#include <cstring>
 #include <queue>
 
 #include "base/common.h"
 #include "text/tokenizer.h"
 
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "a slot's key is the bytes of its piece");
-
 static constexpr uint64_t GOLDEN = 0x9e3779b97f4a7c15;
 
-static size_t slot_of(const std::vector<PieceCounts::Slot>& slots, const uint64_t key[2], int64_t length) {
-    uint64_t h = (key[0] ^ key[1] * 0xff51afd7ed558ccd ^ uint64_t(length)) * GOLDEN;
-    h = (h ^ h >> 32) * GOLDEN;
-    for (size_t i = (h >> 32) & (slots.size() - 1);; i = (i + 1) & (slots.size() - 1)) {
-        const PieceCounts::Slot& slot = slots[i];
-        if (slot.count == 0 || (slot.key[0] == key[0] && slot.key[1] == key[1] && slot.length == length)) return i;
-    }
-}
-
 void PieceCounts::add(std::string_view piece, int64_t count) {
-    if (piece.size() > size_t(MAX_PIECE)) bytes_left_out += int64_t(piece.size()) * count;
-    if (piece.empty() || piece.size() > size_t(MAX_PIECE)) return;
-    Slot added{{0, 0}, count, int64_t(piece.size())};
-    if (piece.size() > sizeof(added.key)) {
-        longer[std::string(piece)] += count;
-        return;
+    if (piece.size() > size_t(MAX_PIECE)) {
+        bytes_left_out += int64_t(piece.size()) * count;
+    } else if (const auto found = counts.find(piece); found != counts.end()) {
+        found->second += count;
+    } else if (!piece.empty()) {
+        counts.emplace(piece, count);
     }
-    memcpy(added.key, piece.data(), piece.size());
-    Slot& slot = slots[slot_of(slots, added.key, added.length)];
-    if (slot.count > 0) {
-        slot.count += count;
-        return;
-    }
-    slot = added;
-    if (2 * ++used < int64_t(slots.size())) return;
-    std::vector<Slot> larger(2 * slots.size());
-    for (const Slot& old : slots)
-        if (old.count > 0) larger[slot_of(larger, old.key, old.length)] = old;
-    slots = std::move(larger);
 }
 
 void PieceCounts::add_text(std::string_view text) {
@@ -61,9 +37,7 @@ void PieceCounts::add_text(std::string_view text) {
 }
 
 void PieceCounts::add(const PieceCounts& other) {
-    for (const Slot& slot : other.slots)
-        if (slot.count > 0) add({reinterpret_cast<const char*>(slot.key), size_t(slot.length)}, slot.count);
-    for (const auto& [piece, count] : other.longer) add(piece, count);
+    for (const auto& [piece, count] : other.counts) add(piece, count);
     bytes_left_out += other.bytes_left_out;
 }
 
@@ -75,17 +49,14 @@ struct Words {
     std::vector<int64_t> count;
 };
 
-static Words words_of(const PieceCounts& counts, const int* byte_tokens) {
+static Words words_of(const PieceCounts& pieces, const int* byte_tokens) {
     Words words;
-    const auto add = [&](std::string_view piece, int64_t count) {
+    for (const auto& [piece, count] : pieces.counts) {
         words.begin.push_back(int64_t(words.tokens.size()));
         words.length.push_back(int(piece.size()));
         words.count.push_back(count);
         for (const char byte : piece) words.tokens.push_back(byte_tokens[uint8_t(byte)]);
-    };
-    for (const PieceCounts::Slot& slot : counts.slots)
-        if (slot.count > 0) add({reinterpret_cast<const char*>(slot.key), size_t(slot.length)}, slot.count);
-    for (const auto& [piece, count] : counts.longer) add(piece, count);
+    }
     ENSURE(words.count.size() < size_t(1) << 31,
            "the text has %zu different words, more than are supported; give less text", words.count.size());
     return words;
@@ -99,27 +70,16 @@ struct Pair {
     int round = -1;               // the last round that raised its count
 };
 
-// All pairs, and a hash table (open addressing) that finds a pair by its tokens.
+// All pairs, and the index of each by its tokens.
 struct Pairs {
     std::vector<Pair> pairs;
-    std::vector<uint32_t> slots = std::vector<uint32_t>(1 << 8);  // 1 + index in pairs; 0: a free slot
-
-    size_t slot(int left, int right) const {
-        const uint64_t key = (uint64_t(uint32_t(left)) << 32 | uint32_t(right)) * GOLDEN;
-        for (size_t i = (key ^ key >> 29) * GOLDEN >> 32 & (slots.size() - 1);; i = (i + 1) & (slots.size() - 1))
-            if (slots[i] == 0 || (pairs[slots[i] - 1].left == left && pairs[slots[i] - 1].right == right)) return i;
-    }
+    std::unordered_map<uint64_t, int> numbers;
 
     int find_or_add(int left, int right) {
-        uint32_t& found = slots[slot(left, right)];
-        if (found != 0) return int(found - 1);
-        pairs.push_back({left, right});
-        found = uint32_t(pairs.size());
-        if (2 * pairs.size() >= slots.size()) {
-            slots.assign(2 * slots.size(), 0);
-            for (size_t i = 0; i < pairs.size(); i++) slots[slot(pairs[i].left, pairs[i].right)] = uint32_t(i + 1);
-        }
-        return int(pairs.size() - 1);
+        const uint64_t key = uint64_t(left) << 32 | uint64_t(right);
+        const auto [found, is_new] = numbers.emplace(key, int(pairs.size()));
+        if (is_new) pairs.push_back({left, right});
+        return found->second;
     }
 };
 

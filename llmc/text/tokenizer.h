@@ -86,15 +86,12 @@ struct PieceCounts {
     // Longer pieces are not counted: runs of one character and encoded data would make training quadratic.
     static constexpr int MAX_PIECE = 1024;
 
-    struct Slot {
-        uint64_t key[2];  // a piece of up to 16 bytes, padded with zeros
-        int64_t count;    // 0: the slot is free
-        int64_t length;
+    struct Hash {
+        using is_transparent = void;  // the map is searched without a copy of the piece
+        size_t operator()(std::string_view piece) const { return std::hash<std::string_view>()(piece); }
     };
-    std::vector<Slot> slots = std::vector<Slot>(1 << 12);  // open addressing
-    int64_t used = 0;
-    std::unordered_map<std::string, int64_t> longer;  // pieces of more than 16 bytes
-    int64_t bytes_left_out = 0;                       // bytes in pieces longer than MAX_PIECE
+    std::unordered_map<std::string, int64_t, Hash, std::equal_to<>> counts;
+    int64_t bytes_left_out = 0;  // bytes in pieces longer than MAX_PIECE
 
     void add_text(std::string_view text);
     void add(std::string_view piece, int64_t count);

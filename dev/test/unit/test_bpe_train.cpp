@@ -111,10 +111,10 @@ TEST_CASE("training counts in 64 bits, and leaves out words longer than 1024 byt
     PieceCounts counts;
     counts.add("xy", int64_t(3) << 32), counts.add("xz", int64_t(2) << 32), counts.add("zz", (int64_t(1) << 32) + 5);
     CHECK(merged_tokens(train_bpe(counts, 257 + 3)) == Strings{"xy", "xz", "zz"});
-    PieceCounts zeros;  // pieces that end with zero bytes, so that only their lengths differ in a padded key
+    PieceCounts zeros;  // pieces that differ only in the number of zero bytes at their ends
     zeros.add(std::string("x"), 1), zeros.add(std::string("x\0", 2), 5), zeros.add(std::string("x\0\0", 3), 4);
     CHECK(merged_tokens(train_bpe(zeros, 257 + 2)) == Strings{std::string("x\0", 2), std::string("x\0\0", 3)});
-    CHECK(zeros.used == 3);
+    CHECK(zeros.counts.size() == 3);
     PieceCounts longest, too_long;
     longest.add_text(std::string(1024, 'a')), too_long.add_text(std::string(1025, 'a'));
     CHECK(merged_tokens(train_bpe(longest, 258)) == Strings{"aa"});
