@@ -45,7 +45,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     rules.split = choice % 4 == 1 ? "blank-lines" : choice % 4 == 2 ? "end-of-text" : "none";
     rules.val_fraction = choice & 8 ? 0.25 : 0.0;
     try {
-        std::vector<TextFile> files = find_text_files({path}).files;
+        std::vector<TextFile> files = find_text_files({path});
         require(files.size() == 1 && files[0].size == int64_t(text.size()));
         files[0].jsonl = choice % 4 == 3;
         int64_t documents = 0;

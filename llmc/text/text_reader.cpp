@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
-#include <set>
 #include <nlohmann/json.hpp>
 
 #include "base/common.h"
@@ -53,10 +52,6 @@ static void check_content(const InputFile& file) {
     };
     static constexpr Magic known[] = {{"\x1f\x8b", "compressed (gzip)", "unpack it with gunzip"},
                                       {"\x28\xb5\x2f\xfd", "compressed (zstd)", "unpack it with unzstd"},
-                                      {"\xfd"
-                                       "7zXZ",
-                                       "compressed (xz)", "unpack it with unxz"},
-                                      {"BZh", "compressed (bzip2)", "unpack it with bunzip2"},
                                       {"PK\x03\x04", "a zip archive", "unpack it with unzip"},
                                       {"PAR1", "a Parquet file", "convert it to .jsonl"},
                                       {"%PDF-", "a PDF document", "convert it with pdftotext"},
@@ -70,19 +65,16 @@ static void check_content(const InputFile& file) {
             fail(EXIT_BAD_DATA, "%s: is %s, not text; %s", file.path.c_str(), m.what, m.remedy);
 }
 
-// Returns the text files of a folder, and counts the others.
-static std::vector<std::string> files_in(const std::string& folder, int& left_out) {
+// Returns the text files of a folder.
+static std::vector<std::string> files_in(const std::string& folder) {
     std::vector<std::string> paths;
     std::error_code error;
     for (fs::recursive_directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
         const std::string name = entry->path().filename().string();
-        const bool hidden = name.starts_with("."), is_folder = entry->is_directory(error) && !entry->is_symlink(error);
-        if (hidden && is_folder) entry.disable_recursion_pending();
-        if (hidden || is_folder) continue;
-        if (entry->is_regular_file(error) && is_text_name(name) && name != "merges.txt")
+        const bool hidden = name.starts_with(".");
+        if (hidden && entry->is_directory(error)) entry.disable_recursion_pending();
+        if (!hidden && entry->is_regular_file(error) && is_text_name(name) && name != "merges.txt")
             paths.push_back(entry->path().string());
-        else
-            left_out++;
         error.clear();  // of a link that leads nowhere
     }
     if (error) fail(EXIT_NO_INPUT, "%s: cannot list the folder: %s", folder.c_str(), error.message().c_str());
@@ -96,18 +88,14 @@ static std::vector<std::string> files_in(const std::string& folder, int& left_ou
     return paths;
 }
 
-FoundFiles find_text_files(const std::vector<std::string>& inputs) {
-    FoundFiles found;
-    std::set<std::string> taken;
+std::vector<TextFile> find_text_files(const std::vector<std::string>& inputs) {
+    std::vector<TextFile> found;
     for (const std::string& input : inputs) {
         if (!path_exists(input)) fail(EXIT_NO_INPUT, "%s: there is no such file or folder", input.c_str());
-        for (const std::string& path : is_directory(input) ? files_in(input, found.left_out) : std::vector{input}) {
+        for (const std::string& path : is_directory(input) ? files_in(input) : std::vector{input}) {
             const InputFile file(path);
-            std::error_code error;  // a file without a name, such as /dev/stdin
-            const std::string real = fs::canonical(path, error).string();
-            if (!taken.insert(error ? path : real).second) continue;
             check_content(file);
-            found.files.push_back({path, file.size, is_jsonl(path), is_jsonl(path) ? -1 : find_odd_byte(file)});
+            found.push_back({path, file.size, is_jsonl(path), is_jsonl(path) ? -1 : find_odd_byte(file)});
         }
     }
     return found;

@@ -2,10 +2,9 @@
 //
 // Inputs are files and folders. A folder is searched recursively in the order of the names. Files in it that end in
 // .txt .text .md .markdown .rst .jsonl or .ndjson are read, apart from hidden ones and a tokenizer's merges.txt. A file
-// that is named directly is read, with any name. Links to folders are not followed. A file that is given more than once
-// is read once. In .jsonl and .ndjson files each line is a JSON object and a document; CorpusRules says how a text file
-// is split into documents. Text is UTF-8. A byte order mark at the start of a file is dropped; other invalid bytes are
-// kept.
+// that is named directly is read, with any name. Links to folders are not followed. In .jsonl and .ndjson files each
+// line is a JSON object and a document; CorpusRules says how a text file is split into documents. Text is UTF-8. A byte
+// order mark at the start of a file is dropped; other invalid bytes are kept.
 //
 // About val_fraction of all text is held out for validation:
 //   * the end of every document of at least 64 KiB, from the start of a line on;
@@ -29,14 +28,9 @@ struct TextFile {
     int64_t odd_byte = -1;  // offset of the first zero byte or invalid UTF-8 in the first MiB of a text file; -1: none
 };
 
-struct FoundFiles {
-    std::vector<TextFile> files;  // each once
-    int left_out = 0;             // files and links in the folders that are not read
-};
-
 // Refuses inputs that do not exist or cannot be read, folders without text files (EXIT_NO_INPUT), and files that are
 // compressed, UTF-16 or token shards (EXIT_BAD_DATA).
-FoundFiles find_text_files(const std::vector<std::string>& inputs);
+std::vector<TextFile> find_text_files(const std::vector<std::string>& inputs);
 
 struct CorpusRules {
     // How a text file is split into documents. "none": the file is one document. "blank-lines": each section up to and

@@ -4,7 +4,6 @@
 #include "text/tokenize.h"
 
 #include <omp.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <exception>
@@ -68,24 +67,14 @@ struct Batches {
 
 // ---- shards
 
-// The shards PREFIX_000001.bin, PREFIX_000002.bin ... The files have temporary names until finish(). The
-// destructor removes the files unless `kept` is set.
+// The shards PREFIX_000001.bin, PREFIX_000002.bin ... The files have temporary names until finish().
 struct ShardSet {
     std::string prefix;
     int first;
     int64_t shard_tokens;
     int vocab_size;
     int64_t tokens = 0;
-    bool kept = false;
-    std::vector<std::unique_ptr<ShardWriter>> shards;
-
-    ShardSet(const TokenizeOptions& o, const char* name, int first, int vocab_size)
-        : prefix(o.output + "/" + name), first(first), shard_tokens(o.shard_tokens), vocab_size(vocab_size) {}
-    ShardSet(const ShardSet&) = delete;
-    ~ShardSet() {
-        for (const auto& shard : shards)
-            if (shard->finished && !kept) unlink(shard->path.c_str());
-    }
+    std::vector<std::unique_ptr<ShardWriter>> shards = {};
 
     void complete() {
         if (!shards.empty()) shards.back()->complete();
@@ -119,24 +108,8 @@ static std::vector<std::string> find_shards(const std::string& output, const cha
     return names;
 }
 
-// Refuses a folder with the shards of an earlier call: training would read them together with the new ones, although
-// they may be made with another tokenizer.
-static void refuse_old_shards(const std::string& output) {
-    for (const std::string& name : find_shards(output, ".bin"))
-        fail(EXIT_CANNOT_CREATE,
-             "%s: already has token shards (%s); delete them with --replace, or choose another --output",
-             output.c_str(), name.c_str());
-}
-
-static void remove_old_shards(const std::string& output) {
-    for (const std::string& name : find_shards(output, ".bin")) remove_tree(output + "/" + name);
-}
-
-static void remove_unfinished_shards(const TokenizeOptions& o) {
-    for (const std::string& name : find_shards(o.output, ".bin.tmp")) {
-        remove_tree(o.output + "/" + name);
-        if (!o.quiet) print_message(o.output + "/" + name + ": removed, left behind by an interrupted tokenize");
-    }
+static void remove_shards(const std::string& output, const std::vector<std::string>& names) {
+    for (const std::string& name : names) remove_tree(output + "/" + name);
 }
 
 // ---- the two passes
@@ -222,8 +195,7 @@ static void check_options(const TokenizeOptions& o) {
     ENSURE(o.val_tokens >= 0, "--val-tokens %lld is negative", static_cast<long long>(o.val_tokens));
 }
 
-// Refuses inputs without any text. Warns of files that are probably not what the user meant to give. Returns the bytes
-// of all files.
+// Refuses inputs without any text, and warns of text that is not UTF-8. Returns the bytes of all files.
 static int64_t check_files(const std::vector<TextFile>& files) {
     int64_t bytes = 0;
     for (const TextFile& file : files) {
@@ -233,20 +205,11 @@ static int64_t check_files(const std::vector<TextFile>& files) {
                 format("warning: %s: is not UTF-8 text (byte %s), and its bytes are tokenized as they are; if "
                        "it is Latin-1, convert it with iconv -f ISO-8859-1 -t UTF-8",
                        file.path.c_str(), with_commas(file.odd_byte + 1).c_str()));
-        else if (file.path.ends_with(".json"))
-            print_message(
-                format("warning: %s: is JSON, but is read as plain text; to read the texts in it, convert it "
-                       "to .jsonl: one object {...} per line",
-                       file.path.c_str()));
     }
     if (bytes == 0)
         fail(EXIT_BAD_DATA, "%s: is empty%s", files[0].path.c_str(),
              files.size() == 1 ? "" : ", and so are the other inputs");
     return bytes;
-}
-
-static std::string size_text(double bytes) {
-    return bytes < 1e6 ? format("%.1f kB", bytes / 1e3) : format("%.1f MB", bytes / 1e6);
 }
 
 static void print_summary(const TokenizeOptions& o, const Totals& totals, const ShardSet& train, const ShardSet& val,
@@ -263,10 +226,10 @@ static void print_summary(const TokenizeOptions& o, const Totals& totals, const 
     const int64_t tokens = train.tokens + val.tokens;
     const size_t shards = train.shards.size() + val.shards.size();
     text += format("%s, %s, %s, %.2f bytes per token, %s/s, %s and the tokenizer in %s\n",
-                   counted(totals.documents, "document").c_str(), size_text(double(totals.bytes)).c_str(),
+                   counted(totals.documents, "document").c_str(), human_bytes(totals.bytes).c_str(),
                    counted(tokens, "token").c_str(), double(totals.bytes) / double(tokens),
-                   size_text(double(totals.bytes) / seconds).c_str(), counted(int64_t(shards), "shard").c_str(),
-                   message_text(o.output).c_str());
+                   human_bytes(int64_t(double(totals.bytes) / seconds)).c_str(),
+                   counted(int64_t(shards), "shard").c_str(), message_text(o.output).c_str());
     print_stdout(text);
 }
 
@@ -274,18 +237,22 @@ int tokenize(const TokenizeOptions& o) {
     check_options(o);
     const CorpusRules rules{o.split, o.text_key, o.val_tokens > 0 ? 0.0 : o.val_fraction};
     const int threads = o.threads > 0 ? o.threads : omp_get_max_threads();
-    const FoundFiles found = find_text_files(o.inputs);
-    const std::vector<TextFile>& files = found.files;
-    if (!o.quiet && found.left_out > 0) print_message(counted(found.left_out, "file") + " in the folders left out");
+    const std::vector<TextFile> files = find_text_files(o.inputs);
     const int64_t bytes = check_files(files);
     make_directories(o.output);
     const FileLock lock(o.output + "/run.lock");
-    if (!o.replace) refuse_old_shards(o.output);
-    remove_unfinished_shards(o);
+    // Training would read old shards together with the new ones, although another tokenizer may have made them.
+    const std::vector<std::string> old_shards = find_shards(o.output, ".bin");
+    if (!o.replace && !old_shards.empty())
+        fail(EXIT_CANNOT_CREATE,
+             "%s: already has token shards (%s); delete them with --replace, or choose another --output",
+             o.output.c_str(), old_shards[0].c_str());
+    remove_shards(o.output, find_shards(o.output, ".bin.tmp"));  // of a call that was killed
     Progress progress{o.quiet, bytes};
     const Tokenizer tokenizer =
         o.train_bpe > 0 ? train_on(o, files, rules, threads, progress) : load_tokenizer(o.tokenizer);
-    ShardSet train(o, "train", 1, tokenizer.vocab_size()), val(o, "val", 0, tokenizer.vocab_size());
+    ShardSet train{o.output + "/train", 1, o.shard_tokens, tokenizer.vocab_size()};
+    ShardSet val{o.output + "/val", 0, o.shard_tokens, tokenizer.vocab_size()};
     progress.start = seconds_now();
     const Totals totals = encode_all(o, files, rules, tokenizer, threads, progress, train, val);
     const double seconds = std::max(1e-3, seconds_now() - progress.start);
@@ -298,14 +265,14 @@ int tokenize(const TokenizeOptions& o) {
              files.size(), with_commas(totals.bytes).c_str());
     train.complete();
     val.complete();
-    remove_old_shards(o.output);  // only now, because the new ones are on disk; an error before this loses nothing
+    remove_shards(o.output,
+                  old_shards);  // only now, because the new ones are on disk; an error before this loses nothing
     save_tokenizer(tokenizer, o.output, 1024);
     // Rename all shards at the very end: a part of the shards, or shards without a tokenizer, would look complete. A
     // kill between two renames leaves an unfinished shard beside them, which glob_files() refuses.
     val.finish();
     train.finish();
     sync_path(o.output);
-    train.kept = val.kept = true;
     print_summary(o, totals, train, val, seconds);
     return 0;
 }

@@ -23,6 +23,6 @@ struct TokenizeOptions {
 // the files of save_tokenizer(). The bytes of all files depend only on the inputs and options, not on the threads.
 // Progress goes to stderr, the summary to stdout.
 // Returns 0. Throws Error for invalid options, missing or invalid input, and output that cannot be written or that
-// another run writes to; the shards of this call are then removed. Shards get their final names last: a
-// call that is killed leaves OUTPUT/*.bin.tmp, which the next call removes.
+// another run writes to. Shards get their final names last: a call that fails before removes its shards, and one that
+// is killed leaves OUTPUT/*.bin.tmp, which the next call removes.
 int tokenize(const TokenizeOptions& options);

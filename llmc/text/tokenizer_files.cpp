@@ -62,14 +62,13 @@ static bool from_alphabet(const std::string& text, std::string& bytes) {
     return true;
 }
 
+static bool is_special(const Tokenizer& tokenizer, int id) {
+    return std::binary_search(tokenizer.specials.begin(), tokenizer.specials.end(), id);
+}
+
 // ---- reading
 
 using Ids = std::unordered_map<std::string, int>;  // ids by the token's text in the file
-
-static void check_length(const std::string& token, int id, const std::string& where) {
-    if (token.size() > (1 << 16))
-        fail(EXIT_BAD_DATA, "%s: token %d has %zu bytes; at most 65536 are supported", where.c_str(), id, token.size());
-}
 
 static Ids read_vocab(const json& vocab, const std::string& where) {
     if (!vocab.is_object()) fail(EXIT_BAD_DATA, "%s: the vocabulary is not an object of tokens and ids", where.c_str());
@@ -82,7 +81,6 @@ static Ids read_vocab(const json& vocab, const std::string& where) {
         if (!id.is_number_unsigned() || id.get<uint64_t>() >= MAX_VOCAB_SIZE)
             fail(EXIT_BAD_DATA, "%s: token \"%s\" has the id %s; ids must be whole numbers below %d", where.c_str(),
                  printable(token).c_str(), printable(id.dump()).c_str(), MAX_VOCAB_SIZE);
-        check_length(token, id.get<int>(), where);
         ids.emplace(token, id.get<int>());
     }
     return ids;
@@ -102,7 +100,6 @@ static void read_added_tokens(Tokenizer& tokenizer, Ids& ids, const json& added,
                  MAX_VOCAB_SIZE, printable(token.dump()).c_str());
         const std::string content = token["content"].get<std::string>();
         const int id = token["id"].get<int>();
-        check_length(content, id, where);
         const auto [place, is_new] = ids.emplace(content, id);
         if (!is_new && place->second != id)
             fail(EXIT_BAD_DATA, "%s: the added token \"%s\" has the id %d, but the id %d in the vocabulary",
@@ -124,8 +121,7 @@ static void fill_tokens(Tokenizer& tokenizer, const Ids& ids, const std::string&
             fail(EXIT_BAD_DATA, "%s: two tokens have the id %d, one is \"%s\"", where.c_str(), id,
                  printable(text).c_str());
         seen[size_t(id)] = true;
-        const bool special = std::binary_search(tokenizer.specials.begin(), tokenizer.specials.end(), id);
-        if (special)
+        if (is_special(tokenizer, id))
             tokenizer.tokens[size_t(id)] = text;
         else if (!from_alphabet(text, tokenizer.tokens[size_t(id)]))
             fail(EXIT_BAD_DATA,
@@ -137,8 +133,7 @@ static void fill_tokens(Tokenizer& tokenizer, const Ids& ids, const std::string&
 static void find_byte_tokens(Tokenizer& tokenizer, const Ids& ids, const std::string& where) {
     for (int byte = 0; byte < 256; byte++) {
         const auto found = ids.find(to_alphabet(std::string(1, char(byte))));
-        if (found == ids.end() ||
-            std::binary_search(tokenizer.specials.begin(), tokenizer.specials.end(), found->second))
+        if (found == ids.end() || is_special(tokenizer, found->second))
             fail(EXIT_BAD_DATA, "%s: there is no token for the byte %d; is this a byte-level BPE?", where.c_str(),
                  byte);
         tokenizer.byte_tokens[byte] = found->second;
@@ -159,7 +154,7 @@ static void add_merge(Tokenizer& tokenizer, const Ids& ids, const std::string& l
     const Merge merge{id_of(ids, left, number, where), id_of(ids, right, number, where),
                       id_of(ids, left + right, number, where)};
     for (const int id : {merge.left, merge.right, merge.token})
-        if (std::binary_search(tokenizer.specials.begin(), tokenizer.specials.end(), id))
+        if (is_special(tokenizer, id))
             fail(EXIT_BAD_DATA, "%s: merge %zu uses the special token %d", where.c_str(), number, id);
     for (const int id : {merge.left, merge.right})
         if (tokenizer.tokens[size_t(id)].empty())  // merges.txt cannot represent an empty token
@@ -296,11 +291,7 @@ Tokenizer load_tokenizer(const std::string& path) {
 
 // ---- writing
 
-static std::string quoted(const std::string& text) { return json(text).dump(); }
-
-static bool is_special(const Tokenizer& tokenizer, int id) {
-    return std::binary_search(tokenizer.specials.begin(), tokenizer.specials.end(), id);
-}
+using nlohmann::ordered_json;
 
 // The tokens as they are written in the files.
 static std::vector<std::string> written_tokens(const Tokenizer& tokenizer) {
@@ -312,58 +303,55 @@ static std::vector<std::string> written_tokens(const Tokenizer& tokenizer) {
     return written;
 }
 
-// A JSON object of tokens and ids, one token per line, in the order of the ids.
-static std::string vocab_object(const std::vector<std::string>& written, const std::string& indent) {
-    std::string out = "{\n";
+// Returns the tokens and their ids, in the order of the ids.
+static ordered_json vocab_object(const std::vector<std::string>& written) {
+    ordered_json::object_t vocab;
     for (size_t id = 0; id < written.size(); id++)
-        out +=
-            indent + "  " + quoted(written[id]) + ": " + std::to_string(id) + (id + 1 < written.size() ? ",\n" : "\n");
-    return out + indent + "}";
+        vocab.push_back({written[id], id});  // a list underneath; operator[] would search it for each token
+    return vocab;
 }
 
-static std::string added_tokens_list(const Tokenizer& tokenizer) {
-    std::string out;
-    for (const int id : tokenizer.specials)
-        out += format(
-            "%s    {\"id\": %d, \"content\": %s, \"single_word\": false, \"lstrip\": false, \"rstrip\": false, "
-            "\"normalized\": false, \"special\": true}",
-            out.empty() ? "" : ",\n", id, quoted(tokenizer.tokens[size_t(id)]).c_str());
-    return "[\n" + out + "\n  ]";
-}
-
-static std::string tokenizer_json(const Tokenizer& tokenizer, const std::vector<std::string>& written) {
-    const std::string byte_level =
-        R"({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true})";
-    std::string merges;  // written as strings: readers from before 2024 do not accept pairs
-    for (const Merge& merge : tokenizer.merges)
-        merges += (merges.empty() ? "\n      " : ",\n      ") +
-                  quoted(written[size_t(merge.left)] + " " + written[size_t(merge.right)]);
-    return "{\n  \"version\": \"1.0\",\n  \"truncation\": null,\n  \"padding\": null,\n  \"added_tokens\": " +
-           added_tokens_list(tokenizer) + ",\n  \"normalizer\": null,\n  \"pre_tokenizer\": " + byte_level +
-           ",\n  \"post_processor\": " + byte_level + ",\n  \"decoder\": " + byte_level +
-           ",\n  \"model\": {\n    \"type\": \"BPE\",\n    \"dropout\": null,\n    \"unk_token\": null,\n" +
-           "    \"continuing_subword_prefix\": \"\",\n    \"end_of_word_suffix\": \"\",\n    \"fuse_unk\": false,\n" +
-           "    \"byte_fallback\": false,\n    \"ignore_merges\": false,\n    \"vocab\": " +
-           vocab_object(written, "    ") + ",\n    \"merges\": [" + merges + "\n    ]\n  }\n}\n";
+static ordered_json tokenizer_json(const Tokenizer& tokenizer, const std::vector<std::string>& written) {
+    ordered_json file = ordered_json::parse(R"({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+        "post_processor": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+        "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+        "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": "",
+                  "end_of_word_suffix": "", "fuse_unk": false, "byte_fallback": false, "ignore_merges": false}
+    })");
+    for (const int id : tokenizer.specials) {
+        ordered_json token = {{"id", id}, {"content", tokenizer.tokens[size_t(id)]}};
+        for (const char* setting : {"single_word", "lstrip", "rstrip", "normalized"}) token[setting] = false;
+        token["special"] = true;
+        file["added_tokens"].push_back(token);
+    }
+    file["model"]["vocab"] = vocab_object(written);
+    ordered_json& merges = file["model"]["merges"] = ordered_json::array();
+    for (const Merge& merge : tokenizer.merges)  // as strings: readers from before 2024 do not accept pairs
+        merges.push_back(written[size_t(merge.left)] + " " + written[size_t(merge.right)]);
+    return file;
 }
 
 void save_tokenizer(const Tokenizer& tokenizer, const std::string& directory, int model_max_length) {
     const std::vector<std::string> written = written_tokens(tokenizer);
-    const std::string text = tokenizer_json(tokenizer, written);
     std::string merges = "#version: 0.2\n";
     for (const Merge& merge : tokenizer.merges)
         merges += written[size_t(merge.left)] + " " + written[size_t(merge.right)] + "\n";
-    const std::string eot = quoted(END_OF_TEXT);
-    const std::string special_tokens =
-        "  \"bos_token\": " + eot + ",\n  \"eos_token\": " + eot + ",\n  \"unk_token\": " + eot + "\n}\n";
-    const std::string config =
-        "{\n  \"tokenizer_class\": \"GPT2Tokenizer\",\n  \"model_max_length\": " + std::to_string(model_max_length) +
-        ",\n  \"add_prefix_space\": false,\n  \"clean_up_tokenization_spaces\": false,\n";
-    replace_file(directory + "/tokenizer.json", text);
-    replace_file(directory + "/vocab.json", vocab_object(written, "") + "\n");
+    ordered_json special_tokens, config = {{"tokenizer_class", "GPT2Tokenizer"},
+                                           {"model_max_length", model_max_length},
+                                           {"add_prefix_space", false},
+                                           {"clean_up_tokenization_spaces", false}};
+    for (const char* name : {"bos_token", "eos_token", "unk_token"}) special_tokens[name] = END_OF_TEXT;
+    config.update(special_tokens);
+    const auto write = [&](const char* name, const ordered_json& content) {
+        replace_file(directory + "/" + name, content.dump(2) + "\n");
+    };
+    write("tokenizer.json", tokenizer_json(tokenizer, written));
+    write("vocab.json", vocab_object(written));
     replace_file(directory + "/merges.txt", merges);
-    replace_file(directory + "/tokenizer_config.json", config + special_tokens);
-    replace_file(directory + "/special_tokens_map.json", "{\n" + special_tokens);
+    write("tokenizer_config.json", config);
+    write("special_tokens_map.json", special_tokens);
 }
 
 Tokenizer tokenizer_from_merges(const std::vector<std::pair<int, int>>& merges) {

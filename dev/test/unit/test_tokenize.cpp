@@ -34,20 +34,18 @@ TEST_CASE("folders are read in the order of names, without hidden files and unkn
     CHECK(run.tokens("train_") == documents({"a", "b", "c", "named"}));
 }
 
-TEST_CASE("a file given twice, by name, folder or link, is read once; links to folders and broken links are left out") {
+TEST_CASE("links to files are followed; links to folders and broken links are left out") {
     TokenizeRun run;
     std::filesystem::create_directory(run.folder / "in/z");
     run.file("a.txt", "a");
-    run.file("b.txt", "b");
     run.file("c.csv", "c");
     run.file("z/d.csv", "d");
     const std::string folder = run.folder / "in";
     for (const auto& [target, name] : {std::pair{"../a.txt", "z/link.txt"}, {"..", "loop.txt"}, {"none", "none.txt"}})
         std::filesystem::create_symlink(target, folder + "/" + name);
-    run.options.inputs = {folder + "/b.txt", folder, folder + "/./z", folder + "//c.csv"};
+    run.options.inputs = {folder, folder + "//c.csv"};
     tokenize(run.options);
-    CHECK(run.tokens("train_") == documents({"b", "a", "c"}));
-    CHECK(find_text_files({folder}).left_out == 4);  // c.csv, z/d.csv, loop.txt and none.txt
+    CHECK(run.tokens("train_") == documents({"a", "a", "c"}));
 }
 
 TEST_CASE("the merges.txt of an output is not read as text") {
@@ -74,7 +72,7 @@ TEST_CASE("the first byte that is not UTF-8 text is found in the first MiB") {
     TokenizeRun run;
     const auto odd_byte = [&](const std::string& bytes) {
         run.file("a.txt", bytes);
-        return find_text_files({run.folder / "in/a.txt"}).files[0].odd_byte;
+        return find_text_files({run.folder / "in/a.txt"})[0].odd_byte;
     };
     const std::string mib(1 << 20, 'a');
     CHECK(odd_byte("") == -1);

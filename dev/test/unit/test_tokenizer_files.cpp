@@ -181,36 +181,6 @@ TEST_CASE("tokenizer.json: a merge that is not two tokens of the vocabulary, or 
     });
 }
 
-TEST_CASE("tokenizer.json: a token of 64 KiB is accepted, and a longer one refused") {
-    const std::string text = small_json();
-    for (const size_t length : {65536, 65537}) {
-        const std::string token = "\"abc\": 257, \"" + std::string(length, 'x') + "\": 259";
-        const std::string wrong = replaced(text, "\"abc\": 257", token);
-        if (length == 65536)
-            CHECK(parse_tokenizer_json(wrong, "test").tokens[259].size() == length);
-        else
-            CHECK_THROWS_WITH_AS(parse_tokenizer_json(wrong, "test"),
-                                 "test: token 259 has 65537 bytes; at most 65536 are supported", Error);
-    }
-}
-
-TEST_CASE("tokenizer.json: an added token of 64 KiB is saved and loaded, and a longer one refused") {
-    const std::string text = small_json();
-    for (const size_t length : {65536, 65537}) {
-        const std::string token = R"("added_tokens": [{"id": 259, "content": ")" + std::string(length, 'x') + "\"},";
-        const std::string wrong = replaced(text, "\"added_tokens\": [", token);
-        if (length == 65536) {
-            const Tokenizer tokenizer = parse_tokenizer_json(wrong, "test");
-            TemporaryDirectory folder;
-            save_tokenizer(tokenizer, folder.path, 128);
-            check_equal(load_tokenizer(folder.path), tokenizer);
-        } else {
-            CHECK_THROWS_WITH_AS(parse_tokenizer_json(wrong, "test"),
-                                 "test: token 259 has 65537 bytes; at most 65536 are supported", Error);
-        }
-    }
-}
-
 // merges.txt cannot express a merge of the empty token: its line would be a space and one token.
 TEST_CASE("tokenizer.json: an empty token is accepted, and a merge of it refused") {
     const std::string text = replaced(small_json(), "\"abc\": 257", "\"abc\": 257, \"\": 259");
