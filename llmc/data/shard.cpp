@@ -1,13 +1,11 @@
 #include "data/shard.h"
 
-#include <fcntl.h>
 #include <glob.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdio>
 #include <cstring>
 
@@ -19,32 +17,16 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "shards are little-endi
 static constexpr int HEADER_BYTES = 1024;
 static constexpr int32_t MAGIC = 20240520;
 static constexpr int64_t MAX_TOKENS = std::numeric_limits<int32_t>::max();  // the header's count is an int32
-static constexpr const char* CONVERT = "convert it with data/to_shard.py (docs/data.md)";
-
-// Recognizes the formats of other trainers, so that the error can say how to convert the file.
-[[noreturn]] static void refuse_foreign_file(const std::string& path, const int32_t* header) {
-    const int32_t magic = header[0];
-    if (memcmp(header, "\x93NUMPY", 6) == 0)
-        fail(EXIT_BAD_DATA, "%s: is a NumPy array, not a token shard; %s", path.c_str(), CONVERT);
-    if (magic == 20240801)
-        fail(EXIT_BAD_DATA, "%s: has Llama 3's tokens (magic 20240801); GPT-2 needs shards with magic %d", path.c_str(),
-             MAGIC);
-    if (magic == 20240522)
-        fail(EXIT_BAD_DATA, "%s: is an evaluation file (magic 20240522), not a token shard", path.c_str());
-    fail(EXIT_BAD_DATA,
-         "%s: is not a token shard: it starts with %d, not %d; if it has bare uint16 tokens (nanoGPT's train.bin), %s; "
-         "if it is text, run train_gpt2 tokenize",
-         path.c_str(), magic, MAGIC, CONVERT);
-}
 
 Shard open_shard(const std::string& path, int places) {
     const InputFile file(path);
     int32_t header[HEADER_BYTES / 4] = {};
-    if (file.size < 8)
-        fail(EXIT_BAD_DATA, "%s: has %d bytes, too few for a token shard: the header alone has %d", path.c_str(),
-             int(file.size), HEADER_BYTES);
     file.read_at(header, 0, std::min<int64_t>(file.size, HEADER_BYTES));
-    if (header[0] != MAGIC) refuse_foreign_file(path, header);
+    if (header[0] != MAGIC)
+        fail(EXIT_BAD_DATA,
+             "%s: is not a token shard: it starts with %d, not %d; if it has NumPy's or bare uint16 tokens (nanoGPT's "
+             "train.bin), convert it with data/to_shard.py (docs/data.md); if it is text, run train_gpt2 tokenize",
+             path.c_str(), header[0], MAGIC);
     if (file.size < HEADER_BYTES)
         fail(EXIT_BAD_DATA,
              "%s: cut off after %d bytes, inside its header of %d; fetch or make it again (docs/data.md)", path.c_str(),
@@ -143,62 +125,54 @@ std::vector<std::string> glob_files(const std::string& pattern, const char* opti
     return files;
 }
 
-ShardWriter::ShardWriter(const std::string& path, int vocab_size)
-    : path(path), vocab_size(vocab_size), buffer(HEADER_BYTES) {
+ShardWriter::ShardWriter(const std::string& path, int vocab_size) : path(path), vocab_size(vocab_size) {
     const std::string name = temporary_name(path);
     unlink(name.c_str());  // a leftover, or a link: nothing is written into the file that it names
-    fd = open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (fd < 0) fail(EXIT_CANNOT_CREATE, "%s: cannot be created: %s", name.c_str(), strerror(errno));
+    file = fopen(name.c_str(), "wbxe");
+    if (!file) fail_errno(EXIT_CANNOT_CREATE, name, "create");
+    write_header();  // complete() replaces it
 }
 
 ShardWriter::~ShardWriter() {
-    if (fd >= 0) close(fd);
+    if (file) fclose(file);
     if (!finished) unlink(temporary_name(path).c_str());
 }
 
-static void write_all(int fd, const std::string& path, const void* data, size_t bytes) {
-    for (size_t done = 0; done < bytes;) {
-        const ssize_t put = write(fd, static_cast<const char*>(data) + done, bytes - done);
-        if (put < 0 && errno == EINTR) continue;
-        if (put < 0) fail(EXIT_IO, "%s: writing failed: %s", path.c_str(), strerror(errno));
-        done += size_t(put);
-    }
+static void write_all(FILE* file, const std::string& path, const void* data, size_t bytes) {
+    if (fwrite(data, 1, bytes, file) != bytes) fail_errno(EXIT_IO, path, "write");
+}
+
+void ShardWriter::write_header() {
+    const bool wide = vocab_size > 65536;
+    const int32_t header[HEADER_BYTES / 4] = {MAGIC, wide ? 2 : 1, int32_t(tokens), wide ? vocab_size : 0};
+    write_all(file, path, header, sizeof(header));
 }
 
 void ShardWriter::append(const int* data, int64_t count) {
     ENSURE(count <= MAX_TOKENS - tokens, "%s: a shard holds at most %s tokens; lower --shard-tokens", path.c_str(),
            with_commas(MAX_TOKENS).c_str());
     const size_t width = vocab_size <= 65536 ? 2 : 4;
+    std::vector<unsigned char> bytes(size_t(count) * width);
     for (int64_t i = 0; i < count; i++) {
         ENSURE(data[i] >= 0 && data[i] < vocab_size, "%s: token %d is outside of the vocabulary of %d", path.c_str(),
                data[i], vocab_size);
-        const uint32_t token = uint32_t(data[i]);
-        const auto* first = reinterpret_cast<const unsigned char*>(&token);
-        buffer.insert(buffer.end(), first, first + width);
+        memcpy(bytes.data() + size_t(i) * width, &data[i], width);
     }
+    write_all(file, path, bytes.data(), bytes.size());
     tokens += count;
-    if (buffer.size() < (1 << 20)) return;
-    write_all(fd, path, buffer.data(), buffer.size());
-    buffer.clear();
 }
 
 void ShardWriter::complete() {
-    const std::string name = temporary_name(path);
-    write_all(fd, path, buffer.data(), buffer.size());
-    buffer = {};
-    const bool wide = vocab_size > 65536;
-    int32_t header[HEADER_BYTES / 4] = {MAGIC, wide ? 2 : 1, int32_t(tokens), wide ? vocab_size : 0};
-    if (lseek(fd, 0, SEEK_SET) != 0) fail(EXIT_IO, "%s: seeking failed: %s", name.c_str(), strerror(errno));
-    write_all(fd, path, header, sizeof(header));
-    if (fsync(fd) != 0)
-        fail(EXIT_IO, "%s: writing failed: %s", name.c_str(), strerror(errno));  // maybe the first sign of a full disk
-    close(fd);
-    fd = -1;
+    rewind(file);
+    write_header();
+    // A full disk may show only here.
+    if (fflush(file) != 0 || fsync(fileno(file)) != 0) fail_errno(EXIT_IO, path, "write");
+    fclose(file);
+    file = nullptr;
 }
 
 void ShardWriter::finish() {
-    if (fd >= 0) complete();
-    if (rename(temporary_name(path).c_str(), path.c_str()) != 0)
-        fail(EXIT_CANNOT_CREATE, "%s: cannot be created: %s", path.c_str(), strerror(errno));
+    if (file) complete();
+    rename_path(temporary_name(path), path);
     finished = true;
 }

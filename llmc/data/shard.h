@@ -5,6 +5,7 @@
 // tokens, and header[3] is the vocabulary size.
 #pragma once
 #include <cstdint>
+#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -39,13 +40,15 @@ struct ShardWriter {
     ~ShardWriter();
     ShardWriter(const ShardWriter&) = delete;
     void append(const int* tokens, int64_t count);
-    void complete();  // writes the rest, syncs and closes the file, still under its temporary name
+    void complete();  // syncs and closes the file, still under its temporary name
     void finish();    // calls complete() if needed, then renames
 
     std::string path;
     int vocab_size;
     int64_t tokens = 0;
-    int fd = -1;            // -1 after complete()
+    FILE* file = nullptr;   // null after complete()
     bool finished = false;  // renamed to PATH
-    std::vector<unsigned char> buffer;
+
+  private:
+    void write_header();
 };

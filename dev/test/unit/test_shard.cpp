@@ -88,7 +88,7 @@ TEST_CASE("a shard gets its final name only by finish()") {
         complete.append(counting(10).data(), 10);
         complete.complete();
         CHECK(!std::filesystem::exists(dir / "a.bin"));
-        CHECK(complete.fd == -1);  // no file stays open, so thousands of shards can wait for finish()
+        CHECK(complete.file == nullptr);  // no file stays open, so thousands of shards can wait for finish()
     }
     CHECK(std::filesystem::is_empty(dir.path));
 
@@ -186,9 +186,8 @@ TEST_CASE("a file of another kind is refused, and the message names the kind") {
         write_bytes(path, bytes);
         return open_error(path, EXIT_BAD_DATA);
     };
-    CHECK(refusal_of("\x93NUMPY\x01" + std::string(2000, ' ')).find("NumPy array") != std::string::npos);
-    CHECK(refusal_of(llmc_bytes({20240801, 7, 10}, 20)).find("Llama 3") != std::string::npos);
-    CHECK(refusal_of(llmc_bytes({20240522, 1, 10}, 20)).find("evaluation file") != std::string::npos);
+    CHECK(refusal_of("\x93NUMPY\x01" + std::string(2000, ' ')).find("NumPy's") != std::string::npos);
+    CHECK(refusal_of("text").find("run train_gpt2 tokenize") != std::string::npos);
     const std::string bare = refusal_of(llmc_bytes({1234567, 1, 10}, 10));
     CHECK(bare.find("it starts with 1234567, not 20240520") != std::string::npos);
     CHECK(bare.find("data/to_shard.py") != std::string::npos);
@@ -223,9 +222,7 @@ TEST_CASE("a file cut at any length is refused") {
         CAPTURE(length);
         write_bytes(dir / "a.bin", whole.substr(0, length));
         const std::string text = open_error(dir / "a.bin", EXIT_BAD_DATA);
-        const char* want = length < 8      ? "too few for a token shard"
-                           : length < 1024 ? "cut off after"
-                                           : "promises 20 tokens";
+        const char* want = length < 4 ? "is not a token shard" : length < 1024 ? "cut off after" : "promises 20 tokens";
         CHECK(text.find(want) != std::string::npos);
     }
     write_bytes(dir / "a.bin", whole);
