@@ -26,15 +26,12 @@ template <class floatX>
 static void check_memory(const Options& o, const GPT2Config& config, int T, const MemoryOptions& options,
                          int64_t available) {
     const auto bytes = [&](int B) {
-        const int64_t batches = 3 * 2 * int64_t(sizeof(int)) * B * T;  // of the loader: tokens and targets
+        const int64_t batches = 3 * 2 * int64_t(sizeof(int)) * B * T;  // tokens and targets in the loader
         return batches + device_bytes(model_memory<floatX>(config, Purpose::eval, B, T, options));
     };
     if (bytes(o.micro_batch) <= available) return;
-    int fits = 0, too_large = o.micro_batch;
-    while (too_large - fits > 1) {
-        const int B = fits + (too_large - fits) / 2;
-        (bytes(B) <= available ? fits : too_large) = B;
-    }
+    int fits = o.micro_batch;
+    while (fits > 0 && bytes(fits) > available) fits /= 2;
     std::string advice = fits > 0 ? format("--micro-batch %d", fits) : "a smaller --seq-len";
     // CPU ranks that share a layer also share the memory of their machine.
     if (fits == 0 && !device_memory_is_host()) advice += ", or --tensor-parallel on more ranks";

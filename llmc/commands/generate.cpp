@@ -31,22 +31,15 @@ static int generate_text(const Options& o, Comm& comm) {
         const auto print = [&](const std::string& bytes) {
             if (prints) print_stdout(raw ? bytes : terminal_text(bytes));
         };
-        const auto end_line = [&] { print("\n"); };
         print(o.prompt);
         int64_t number = 0;
-        try {
-            generate(model, prompt, o.max_tokens, sampler, uint64_t(i), [&](int token) {
-                comm.reached("token", number++);
-                if (token == tokenizer.end_of_text || token >= tokenizer.vocab_size()) return false;
-                print(tokenizer.tokens[token]);
-                return true;
-            });
-        } catch (const Error&) {
-            end_line();  // the error message starts on a new line
-            throw;
-        }
-        end_line();
-        if (i + 1 < o.num_samples) print("---\n");
+        generate(model, prompt, o.max_tokens, sampler, uint64_t(i), [&](int token) {
+            comm.reached("token", number++);
+            if (token == tokenizer.end_of_text || token >= tokenizer.vocab_size()) return false;
+            print(tokenizer.tokens[token]);
+            return true;
+        });
+        print(i + 1 < o.num_samples ? "\n---\n" : "\n");
     }
     comm.reached("the end");
     return 0;

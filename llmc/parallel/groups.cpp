@@ -36,13 +36,13 @@ std::string warn_of_hosts(const std::vector<std::string>& hosts, int tensor_para
     return "";
 }
 
-Groups make_groups(Comm& world, int tensor_parallel, int heads) {
+Groups make_groups(Comm& world, int tensor_parallel) {
     // Ranks that divide the layers differently would wait for each other.
     const std::vector<std::string> all = world.all_gather_text(std::to_string(tensor_parallel));
     for (size_t rank = 1; rank < all.size(); rank++)
         ENSURE(all[rank] == all[0], "rank %zu differs from rank 0: --tensor-parallel %s there, %s on rank 0", rank,
                all[rank].c_str(), all[0].c_str());
-    count_data_parallel(world.world_size, tensor_parallel, heads);
+    count_data_parallel(world.world_size, tensor_parallel);
     if (tensor_parallel == 1) {
         std::unique_ptr<Comm> alone = world.Comm::split(0);
         Comm& tp = *alone;

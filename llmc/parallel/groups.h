@@ -32,6 +32,6 @@ int count_data_parallel(int world_size, int tensor_parallel, int heads = 0);
 // All ranks of `world` call it. With tensor_parallel = 1, dp is the world, and no group is made. Refuses (EXIT_USAGE) a
 // number that does not divide the ranks, and one that differs between ranks. Warns of a tensor-parallel group on
 // several hosts, whose ranks exchange activations in every layer. Groups must not outlive the world.
-Groups make_groups(Comm& world, int tensor_parallel, int heads = 0);
+Groups make_groups(Comm& world, int tensor_parallel);
 // Returns the warning; empty: each group is on one host. hosts: the host of each rank.
 std::string warn_of_hosts(const std::vector<std::string>& hosts, int tensor_parallel);

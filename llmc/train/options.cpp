@@ -20,8 +20,6 @@
 
 static constexpr const char* command_names[] = {"train", "generate", "eval", "plan", "tokenize", "help"};
 
-const char* command_name(Command command) { return command_names[int(command)]; }
-
 // Options and commands of version 0.2.0, which go from this table after 0.3.0, and options of nanoGPT and llm.c.
 static constexpr struct {
     const char *names, *use;
@@ -70,7 +68,7 @@ static std::string replacement(const std::string& name) {
 
 namespace {
 enum Kind : unsigned {
-    ONE_START = 1,     // never stored in run.toml
+    ONE_START = 1,     // never stored in run.toml, so every start has its own
     FREE = 2,          // a resume accepts another value without a warning
     SHAPE = 4,         // if one such option is given, a file sets none of them
     PATH = 8,          // relative to the directory in which the run was started
@@ -353,7 +351,7 @@ std::string Parser::unknown(const std::string& name) const {
 }
 
 std::string Parser::help_text(const std::string& program) const {
-    const std::string p = message_text(program), name = command_name(o.command);
+    const std::string p = message_text(program), name = command_names[int(o.command)];
     std::string out = format("usage: %s %s%s [options]\n", p.c_str(), name.c_str(),
                              o.command == Command::tokenize ? " INPUT...    files, or folders of them," : "");
     if (o.command == Command::train)
@@ -493,7 +491,7 @@ Options parse_options(int argc, const char* const* argv) {
     Parser parser(defaults);
     Options& o = parser.o;
     const bool trains = o.command == Command::train || o.command == Command::plan;
-    const int skip = std::min(argc, first == command_name(o.command) ? 2 : 1);
+    const int skip = std::min(argc, first == command_names[int(o.command)] ? 2 : 1);
     parser.read_command_line(argc - skip, argv + skip);
     if (parser.help->count() + parser.version->count() > 0) {
         o.text = parser.help->count() > 0 ? parser.help_text(program.substr(program.rfind('/') + 1)) : version() + "\n";

@@ -11,8 +11,6 @@
 // help: --help or --version was given; the answer is in Options::text, to be printed on stdout.
 enum class Command { train, generate, eval, plan, tokenize, help };
 
-const char* command_name(Command command);
-
 struct Options {
     Command command = Command::train;
     std::string text;
@@ -31,7 +29,7 @@ struct Options {
     std::string precision = "auto";  // fp32, bf16, fp8 (only train and plan), auto
 
     // batch
-    int micro_batch = 4;                // B; 0: the largest that fits, which resolve_micro_batch sets
+    int micro_batch = 4;                // B; 0: the largest that fits, which resolve_batch sets
     int64_t global_batch = -1;          // tokens per step over all ranks; 0: one micro-batch per rank; -1: not given
     bool default_global_batch = false;  // global_batch is neither given nor from the run that is resumed
     std::string recompute = "none";     // none, gelu, layer
@@ -121,4 +119,4 @@ GPT2Config model_config(const Options& options, int default_vocab = 50257);
 void resolve_steps(Options& options, int64_t steps_per_epoch);
 
 std::string version();                 // "train_gpt2 0.3.0 (commit 1234abc)"; without the commit if the build has none
-extern const char SOURCES_CHECKSUM[];  // of the sources that the program was built from
+extern const char SOURCES_CHECKSUM[];  // checksum of the sources that the program was built from

@@ -16,9 +16,9 @@ constexpr int64_t MOST_TOKENS = 1 << 20, MOST_TOKENS_ON_CPU = 1 << 12;
 // Advises on a global batch that is not a multiple of the tokens of one micro-step on all ranks: a smaller micro-batch
 // that divides it, and the nearest multiple.
 static std::string advise_batch(int micro_batch, int64_t rows_tokens, int64_t global_batch_tokens) {
-    const int64_t step_tokens = micro_batch * rows_tokens, below = global_batch_tokens / step_tokens * step_tokens;
-    const bool nearer_below = below > 0 && global_batch_tokens - below < below + step_tokens - global_batch_tokens;
-    const std::string nearest = "--global-batch " + std::to_string(nearer_below ? below : below + step_tokens);
+    const int64_t step_tokens = micro_batch * rows_tokens,
+                  steps = (global_batch_tokens + step_tokens / 2) / step_tokens;
+    const std::string nearest = "--global-batch " + std::to_string(std::max<int64_t>(1, steps) * step_tokens);
     for (int B = micro_batch - 1; B > 0; B--)
         if (global_batch_tokens % (B * rows_tokens) == 0) return format("--micro-batch %d, or %s", B, nearest.c_str());
     return nearest;
@@ -85,7 +85,7 @@ int64_t device_bytes(const std::vector<MemoryItem>& items, bool own_memory) {
 
 int largest_micro_batch(Dtype dtype, const GPT2Config& config, int seq_len, int64_t global_batch_tokens, int world_size,
                         MemoryOptions options, int64_t available, bool own_memory) {
-    const int shares = std::max(world_size, options.virtual_ranks);  // of a step, in whole micro-batches
+    const int shares = std::max(world_size, options.virtual_ranks);  // ranks that share a step, in whole micro-batches
     const int64_t sequences = global_batch_tokens / (int64_t(seq_len) * shares);
     const auto bytes = [&](int B) {
         return device_bytes(training_memory(dtype, config, plan_batch(B, seq_len, 0, world_size), options), own_memory);
@@ -147,13 +147,14 @@ static int64_t activations_sent(Dtype dtype, const GPT2Config& config, const Opt
     const int64_t element = dtype == Dtype::fp32 ? 4 : 2, tokens = int64_t(batch.B) * batch.T;
     const int64_t in_layer = o.sequence_parallel ? 4 + 6 : 2 * (2 + 2), in_model = o.sequence_parallel ? 4 : 2 * 2;
     const int64_t again = o.recompute == "layer" ? (config.L - 1) * int64_t(o.sequence_parallel ? 3 : 2) : 0;
-    const int64_t partials = tokens * 2 * int64_t(sizeof(float)) * n;  // of cross entropy, from every rank
+    const int64_t partials =
+        tokens * 2 * int64_t(sizeof(float)) * n;  // partial results of cross entropy, from every rank
     return (config.L * in_layer + again + in_model) * one_pass(tokens * config.C * element, n) + one_pass(partials, n);
 }
 
-SentBytes sent_bytes(Dtype dtype, const GPT2Config& config, const Options& o, const BatchPlan& batch) {
-    const int n = batch.world_size, virtual_ranks = std::max(o.deterministic_ranks, n),
-              local_virtual_ranks = virtual_ranks / n;
+int64_t sent_bytes(Dtype dtype, const GPT2Config& config, const Options& o, const BatchPlan& batch) {
+    const int n = batch.world_size, virtual_ranks = std::max(o.deterministic_ranks, n);
+    const int local_virtual_ranks = virtual_ranks / n, ranks = n * o.tensor_parallel;
     const ParamLayout layout(config, virtual_ranks, {0, o.tensor_parallel});
     const int64_t gradient = o.grad_dtype == "bf16" ? 2 : 4;
     const int64_t gathered = o.zero == 0 ? gradient : dtype == Dtype::fp32 ? 4 : 2;
@@ -163,7 +164,6 @@ SentBytes sent_bytes(Dtype dtype, const GPT2Config& config, const Options& o, co
     const int64_t in_micro_step = 2 * one_pass(in_pass * gathered, n) + activations_sent(dtype, config, o, batch);
     // With ZeRO-2 every micro-step sums the gradients, but a rank adds up its virtual ranks first.
     const int64_t sums = o.zero >= 2 ? batch.grad_accum_steps / local_virtual_ranks : 1;
-    const int ranks = n * o.tensor_parallel;
     int64_t per_step = one_pass((layout.total - in_pass) * gathered, n) +
                        2 * one_pass(step_stats_bytes(layout, virtual_ranks, ranks), ranks) + sums * gradients +
                        batch.grad_accum_steps * in_micro_step;
@@ -171,7 +171,7 @@ SentBytes sent_bytes(Dtype dtype, const GPT2Config& config, const Options& o, co
     if (o.sequence_parallel)
         per_step += 2 * (o.zero >= 2 ? batch.grad_accum_steps : local_virtual_ranks) *
                     one_pass(row_sums_bytes(layout), o.tensor_parallel);
-    return {per_step, in_micro_step + (o.zero >= 2 ? gradients / local_virtual_ranks : 0)};
+    return per_step;
 }
 
 // ---- time
@@ -311,16 +311,6 @@ static std::string describe_memory(Dtype dtype, const GPT2Config& config, const 
     return text;
 }
 
-static std::string describe_sent(Dtype dtype, const GPT2Config& config, const Options& o, const BatchPlan& batch) {
-    const SentBytes sent = sent_bytes(dtype, config, o, batch);
-    const std::string part = sent.per_micro_step == 0
-                                 ? "for any number of micro-steps"
-                                 : "of which " + human_bytes(sent.per_micro_step) + " in each micro-step";
-    return format("each rank sends %s per step, in %d buckets, ", human_bytes(sent.per_step).c_str(),
-                  ParamLayout(config).num_buckets()) +
-           part;
-}
-
 std::vector<Row> plan_table(Dtype dtype, const Options& o, const RunStart& source, const BatchPlan& batch,
                             const DeviceInfo& device, int64_t available, const Corpus* data) {
     const std::string start = !source.resume.empty()    ? "resumed from " + source.resume
@@ -342,6 +332,8 @@ std::vector<Row> plan_table(Dtype dtype, const Options& o, const RunStart& sourc
     if (data) rows.push_back({"data", describe_data(*data, batch.tokens_per_step / batch.T)});
     if (o.steps > 0) rows.push_back({"schedule", describe_schedule(o)});
     if (batch.world_size * o.tensor_parallel > 1)
-        rows.push_back({"network", describe_sent(dtype, source.config, o, batch)});
+        rows.push_back({"network", format("each rank sends %s per step, in %d buckets",
+                                          human_bytes(sent_bytes(dtype, source.config, o, batch)).c_str(),
+                                          ParamLayout(source.config).num_buckets())});
     return rows;
 }

@@ -62,13 +62,9 @@ std::string advise_memory(Dtype dtype, const GPT2Config& config, const BatchPlan
 
 // ---- bytes sent
 
-// Bytes that a rank sends. With ZeRO-3 the first step, and a step after validation or a sample, send up to two layers'
-// weights more or less.
-struct SentBytes {
-    int64_t per_step;        // with all micro-steps
-    int64_t per_micro_step;  // on average, if not every micro-step sums gradients (--deterministic-ranks)
-};
-SentBytes sent_bytes(Dtype dtype, const GPT2Config& config, const Options& options, const BatchPlan& batch);
+// Returns the bytes that a rank sends per step. With ZeRO-3 the first step, and a step after validation or a sample,
+// send up to two layers' weights more or less.
+int64_t sent_bytes(Dtype dtype, const GPT2Config& config, const Options& options, const BatchPlan& batch);
 
 // ---- time
 

@@ -1,6 +1,7 @@
 #include "train/run.h"
 
 #include <algorithm>
+#include <bit>
 #include <filesystem>
 #include <limits>
 #include <set>
@@ -34,22 +35,20 @@ std::string Run::describe_data() const {
 
 // ---- the model and the weights to start from
 
-static void note_damaged(const FoundCheckpoint& found, std::vector<std::string>& notes) {
-    for (const std::string& damaged : found.damaged) notes.push_back("skipping a damaged checkpoint: " + damaged);
-}
-
-static VerifyProgress progress_for(const Comm& comm) {
-    return [&comm] { comm.reached("verification of a checkpoint"); };
-}
-
-// Returns the model directory that --init names: itself, or the newest checkpoint of a run's output.
-static std::string resolve_init(const std::string& path, std::vector<std::string>& notes, const Comm& comm) {
-    if (!path_exists(path))
-        fail(EXIT_NO_INPUT, "--init %s: there is no such directory; nothing is downloaded, so give a local one",
-             path.c_str());
-    const FoundCheckpoint found = find_model(path, progress_for(comm));
-    note_damaged(found, notes);
+// Returns the directory that find_latest or find_model finds, and notes the damaged checkpoints that it skips.
+static std::string search(FoundCheckpoint (*find)(const std::string&, const VerifyProgress&), const std::string& path,
+                          RunStart& start, const Comm& comm) {
+    const FoundCheckpoint found = find(path, [&] { comm.reached("verification of a checkpoint"); });
+    for (const std::string& damaged : found.damaged) start.notes.push_back("skipping a damaged checkpoint: " + damaged);
     return found.dir;
+}
+
+// Finds the weights of --init: in this directory, or in the newest checkpoint of a run's output.
+static void resolve_init(const Options& o, RunStart& start, const Comm& comm) {
+    if (!path_exists(o.init))
+        fail(EXIT_NO_INPUT, "--init %s: there is no such directory; nothing is downloaded, so give a local one",
+             o.init.c_str());
+    start.weights = search(find_model, o.init, start, comm);
 }
 
 static bool has_tokenizer(const std::string& dir) {
@@ -79,10 +78,6 @@ static void check_model(const RunStart& source, const Options& o) {
            source.tokenizer_path.c_str(), source.tokenizer->vocab_size(), config.V);
 }
 
-static std::string shape(const GPT2Config& c) {
-    return format("%d layers, %d heads, %d channels, %d positions, vocabulary %d", c.L, c.NH, c.C, c.max_T, c.V);
-}
-
 // Refuses options whose shape differs from that of the resumed checkpoint.
 static void check_shape(const RunStart& source, const Options& o) {
     if (o.default_model || (o.model.empty() && o.layers == 0)) return;
@@ -91,12 +86,7 @@ static void check_shape(const RunStart& source, const Options& o) {
     if (asked.seq_len == 0 && o.model.empty()) asked.seq_len = source.config.max_T;
     const GPT2Config config = model_config(asked);
     ENSURE(config == source.config, "%s holds a model of %s, but the options ask for %s; resume with the same options",
-           source.resume.c_str(), shape(source.config).c_str(), shape(config).c_str());
-}
-
-static std::filesystem::path canonical(const std::string& path) {
-    std::error_code ignored;
-    return std::filesystem::weakly_canonical(path, ignored);
+           source.resume.c_str(), describe_model(source.config).c_str(), describe_model(config).c_str());
 }
 
 // Refuses an --init or a --seq-len that differs from that of the run. The same command line may start a run and resume
@@ -105,7 +95,8 @@ static void check_resumed(const RunStart& source, const Options& o) try {
     check_shape(source, o);
     const nlohmann::json before = parse_json(read_trainer_state(source.resume).options, "the options in trainer.json");
     const std::string init = before.value("init", "");
-    ENSURE(o.init.empty() || o.default_model || canonical(init) == canonical(o.init),
+    std::error_code missing;
+    ENSURE(o.init.empty() || o.default_model || init == o.init || std::filesystem::equivalent(init, o.init, missing),
            "--resume continues from %s, so the weights of --init %s would not be read; leave out --init, or start a "
            "new run from them in another --output",
            source.resume.c_str(), o.init.c_str());
@@ -128,14 +119,11 @@ RunStart find_training_start(const Options& o, const Comm& comm) {
            "--output %s already holds a model (config.json and model.safetensors); give another directory, such as "
            "--output %s/run, or move that model elsewhere",
            o.output.c_str(), o.output.c_str());
-    if (o.resume && is_directory(o.output)) {
-        const FoundCheckpoint found = find_latest(o.output, progress_for(comm));
-        note_damaged(found, source.notes);
-        source.resume = source.weights = found.dir;
-    }
+    if (o.resume && is_directory(o.output))
+        source.resume = source.weights = search(find_latest, o.output, source, comm);
     if (o.resume && source.resume.empty())
         source.notes.push_back(o.output + " has no checkpoint yet: starting a new run");
-    if (source.weights.empty() && !o.init.empty()) source.weights = resolve_init(o.init, source.notes, comm);
+    if (source.weights.empty() && !o.init.empty()) resolve_init(o, source, comm);
     find_tokenizer(source, o);
     if (source.weights.empty()) {
         source.config = model_config(o, source.tokenizer ? source.tokenizer->vocab_size() : 50257);
@@ -151,7 +139,7 @@ RunStart find_training_start(const Options& o, const Comm& comm) {
 
 RunStart find_trained_model(const Options& o, bool need_tokenizer, const Comm& comm) {
     RunStart source;
-    source.weights = resolve_init(o.init, source.notes, comm);
+    resolve_init(o, source, comm);
     for (const std::string& line : source.notes)
         if (comm.rank == 0) print_message("warning: " + line);
     source.config = read_hf_config(source.weights).model;
@@ -185,8 +173,7 @@ void check_tensor_parallel(const Options& o, const GPT2Config& config, int T, in
 static void check_virtual_ranks(const Options& o, const BatchPlan& batch) {
     const int n = o.deterministic_ranks;
     if (n == 0) return;
-    const auto power_of_two = [](int x) { return (x & (x - 1)) == 0; };
-    ENSURE(power_of_two(n) && power_of_two(batch.world_size) && n >= batch.world_size,
+    ENSURE(std::has_single_bit(unsigned(n)) && std::has_single_bit(unsigned(batch.world_size)) && n >= batch.world_size,
            "--deterministic-ranks %d on %d ranks: both must be powers of two, and the first not less than the second; "
            "try 8",
            n, batch.world_size);
@@ -230,8 +217,7 @@ static std::string describe_program() {
 }
 
 void check_same(const std::vector<std::string>& rank_infos) {
-    const std::set<std::string> may_differ = {"host",  "device",  "gpu",     "CPU_ISA",
-                                              "build", "--quiet", "--trace", "--config"};
+    const std::set<std::string> may_differ = {"host", "CPU_ISA", "build", "--quiet", "--trace", "--config"};
     const Json first = Json::parse(rank_infos[0]);
     for (size_t rank = 1; rank < rank_infos.size(); rank++) {
         const Json other = Json::parse(rank_infos[rank]);
@@ -263,12 +249,10 @@ void compare_ranks(Comm& comm, const Options& o, const RunStart& source, const C
              {"validation data", data ? hex(data->fingerprint) : ""}});
 }
 
-static std::vector<Json> compare_ranks(const Run& run, const Launch& launch, const DeviceInfo& device) {
+static std::vector<Json> compare_ranks(const Run& run, const DeviceInfo& device) {
     const char* self = "/proc/self/exe";
     return compare(run.groups.world, run.options,
                    {{"host", host_name()},
-                    {"device", device.name},
-                    {"gpu", device_memory_is_host() ? "" : std::to_string(launch.local_rank)},
                     {"CPU_ISA", device.cpu_isa},
                     {"build", path_exists(self) ? hex(checksum_file(self).xxh3) : ""},  // "": not Linux
                     {"program", describe_program()},
@@ -288,12 +272,6 @@ static std::string differing_rounding(const std::vector<Json>& ranks) {
             return format("rank %zu runs another build of the sources than rank 0", rank);
     }
     return "";
-}
-
-static std::string describe_ranks(const Comm& comm, const std::vector<Json>& ranks) {
-    std::set<std::string> hosts;
-    for (const Json& rank : ranks) hosts.insert(rank["host"]);
-    return comm.describe() + (hosts.size() > 1 ? format(" on %zu machines", hosts.size()) : "");
 }
 
 // ---- the start
@@ -327,7 +305,7 @@ static void open_data(Run& run) {
     run.schedule = make_schedule(o.schedule, o.lr, o.final_lr_fraction, o.warmup_steps, o.steps);
 }
 
-// The first line of log.jsonl.
+// Returns the first line of log.jsonl.
 static Json run_info(const Run& run, const DeviceInfo& device, const std::string& command_line) {
     const Options& o = run.options;
     const GPT2Config& config = run.start.config;
@@ -393,7 +371,10 @@ static void open_log(Run& run, const Launch& launch, const DeviceInfo& device, c
     std::vector<Row> rows = plan_table(run.dtype, o, run.start, run.batch, device,
                                        device_bytes_free(std::max(1, launch.local_world_size)), &run.data.train);
     rows.push_back({"launcher", describe_launch(launch)});
-    rows.push_back({"ranks", describe_ranks(run.groups.world, ranks)});
+    std::set<std::string> hosts;
+    for (const Json& rank : ranks) hosts.insert(rank["host"]);
+    const std::string on_hosts = hosts.size() > 1 ? format(" on %zu machines", hosts.size()) : "";
+    rows.push_back({"ranks", run.groups.world.describe() + on_hosts});
     rows.push_back({"output", o.output.empty() ? "none" : o.output});
     log->table(rows);
     if (state.step >= o.steps)
@@ -416,7 +397,7 @@ Run prepare_run(const Options& options, const Launch& launch, Comm& world, Dtype
     run.batch = resolve_batch(run.options, dtype, run.start.config, run.groups, world.world_size, local_ranks);
     open_data(run);
     const DeviceInfo device = device_info();
-    const std::vector<Json> ranks = compare_ranks(run, launch, device);
+    const std::vector<Json> ranks = compare_ranks(run, device);
     const std::string differing = differing_rounding(ranks);
     ENSURE(differing.empty() || options.deterministic_ranks == 0,
            "%s: they may round differently, and --deterministic-ranks needs the same bits on all ranks; give all ranks "

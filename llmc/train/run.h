@@ -22,13 +22,13 @@ inline GradDtype grad_dtype(const Options& o) { return o.grad_dtype == "bf16" ? 
 
 struct Run {
     Options options;  // automatic values are resolved: --micro-batch auto, --steps 0
-    Dtype dtype;      // of weights and activations
+    Dtype dtype;      // dtype of weights and activations
     Groups groups;    // world, data-parallel and tensor-parallel ranks
     RunStart start;
     BatchPlan batch;  // B, T, micro-steps per step, tokens per step
     RunData data;
     Schedule schedule;
-    std::unique_ptr<FileLock> lock;  // of --output; null on ranks other than 0
+    std::unique_ptr<FileLock> lock;  // lock of --output; null on ranks other than 0
 
     bool is_rank0() const { return groups.world.rank == 0; }
     float loss_scale() const { return 1.0f / float(batch.grad_accum_steps * batch.world_size); }

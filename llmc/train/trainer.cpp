@@ -91,7 +91,8 @@ static DataLoaderConfig loader_config(const Run& run, Stream stream, bool valida
     config.max_batches = validation ? o.val_batches : 0;
     config.seed = o.seed;
     config.windows_per_step = run.batch.tokens_per_step / run.batch.T;
-    if (o.zero >= 2 && !validation) config.parts = std::max(o.deterministic_ranks, config.world_size) / config.world_size;
+    if (o.zero >= 2 && !validation)
+        config.parts = std::max(o.deterministic_ranks, config.world_size) / config.world_size;
     return config;
 }
 

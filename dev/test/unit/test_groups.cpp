@@ -76,9 +76,9 @@ TEST_CASE("a number that does not divide the ranks is refused, with those that d
     CHECK(refusal([&] { make_groups(six, 4); }) ==
           "2 --tensor-parallel 4 does not divide 6 ranks; give 1, 2, 3 or 6, or start 8 ranks");
     CHECK(refusal([&] { make_groups(six, 0); }) == "2 --tensor-parallel 0: must be at least 1");
-    CHECK(refusal([&] { make_groups(six, 4, 9); }) ==
+    CHECK(refusal([&] { count_data_parallel(6, 4, 9); }) ==
           "2 --tensor-parallel 4 does not divide 6 ranks and 9 heads; give 1 or 3");
-    CHECK(refusal([&] { make_groups(six, 4, 12); }) ==
+    CHECK(refusal([&] { count_data_parallel(6, 4, 12); }) ==
           "2 --tensor-parallel 4 does not divide 6 ranks; give 1, 2, 3 or 6, or start 8 ranks");
     Comm alone;
     CHECK(refusal([&] { make_groups(alone, 2); }) ==
