@@ -11,15 +11,6 @@
 
 static std::string gib(int64_t bytes) { return plain_number(double(bytes) / double(1 << 30)) + " GiB"; }
 
-// Returns the bytes that each rank may take: the least of all ranks, so that all of them refuse the same micro-batch.
-static int64_t bytes_per_rank(Comm& comm, int local_ranks) {
-    const int64_t own = device_bytes_free(std::max(1, local_ranks));
-    int64_t least = own;
-    for (const std::string& other : comm.all_gather_text(std::to_string(own)))
-        least = std::min<int64_t>(least, std::stoll(other));
-    return least;
-}
-
 // Refuses a micro-batch that does not fit into memory, before any is allocated: the kernel gives memory page by page,
 // so a lack of it would show only after many seconds.
 template <class floatX>
@@ -47,7 +38,8 @@ static int eval_loss(const Options& o, Comm& comm, const Launch& launch) {
     check_tensor_parallel(o, source.config, source.config.max_T, comm.world_size);
     const int T = o.seq_len ? o.seq_len : source.config.max_T;
     check_tokens_at_once(o.micro_batch, T);
-    check_memory<floatX>(o, source.config, T, shard_of(groups.tp), bytes_per_rank(comm, launch.local_world_size));
+    check_memory<floatX>(o, source.config, T, shard_of(groups.tp),
+                         device_bytes_free(std::max(1, launch.local_world_size)));
     DataLoaderConfig data = {o.val_data, "--val-data", o.micro_batch, T, source.config.V};
     data.rank = groups.dp.rank;
     data.world_size = groups.dp.world_size;

@@ -56,10 +56,12 @@ static constexpr struct {
     {"-f", "--precision"},
 };
 
-// Returns "there is no --max-iters; use --steps", or "" for a name that was never another trainer's or version's.
+// Returns "there is no --max_iters; use --steps", or "" for a name that is not in the table.
 static std::string replacement(const std::string& name) {
+    std::string dashed = name;
+    if (name.starts_with("--")) std::replace(dashed.begin(), dashed.end(), '_', '-');
     for (const auto& row : replaced)
-        if (format(" %s ", row.names).find(" " + name + " ") != std::string::npos)
+        if (format(" %s ", row.names).find(" " + dashed + " ") != std::string::npos)
             return format("there is no %s; use %s", name.c_str(), row.use);
     return "";
 }
@@ -336,29 +338,25 @@ Declared* Parser::find(const std::string& name) {
 
 // Says that there is no such option or command, and what may be meant.
 std::string Parser::unknown(const std::string& name) const {
-    std::string dashed = name;
-    if (name.starts_with("--")) std::replace(dashed.begin(), dashed.end(), '_', '-');
-    if (const std::string use = replacement(dashed); !use.empty()) return use;
+    if (const std::string use = replacement(name); !use.empty()) return use;
     std::string nearest;
     size_t least = 1 + std::max<size_t>(2, name.size() / 3);
     for (const Declared& d : all) {
         const std::string known = "--" + d.name;
         const bool part = name.size() > 4 && known.find(name.substr(2)) != std::string::npos;  // --batch
-        const size_t distance = part ? 1 : edit_distance(dashed, known);
+        const size_t distance = part ? 1 : edit_distance(name, known);
         if (distance < least) nearest = "; did you mean " + known + "?", least = distance;
     }
     return format("unknown option %s%s (see --help)", name.c_str(), name.starts_with("--") ? nearest.c_str() : "");
 }
 
 std::string Parser::help_text(const std::string& program) const {
-    const std::string p = message_text(program), name = command_names[int(o.command)];
-    std::string out = format("usage: %s %s%s [options]\n", p.c_str(), name.c_str(),
-                             o.command == Command::tokenize ? " INPUT...    files, or folders of them," : "");
+    const std::string p = message_text(program);
+    const char* inputs = o.command == Command::tokenize ? " INPUT...    files, or folders of them," : "";
+    std::string out = "usage: " + p + " " + command_names[int(o.command)] + inputs + " [options]\n";
     if (o.command == Command::train)
-        out = format(
-            "usage: %s [train] [options]\n       %s generate | eval | plan | tokenize [options]    each with its "
-            "own --help\n",
-            p.c_str(), p.c_str());
+        out = "usage: " + p + " [train] [options]\n       " + p +
+              " generate | eval | plan | tokenize [options]    each with its own --help\n";
     std::string shown;
     for (const Declared& d : all) {
         if (shown != d.section) out += "\n" + (shown = d.section) + ":\n";
@@ -377,9 +375,9 @@ static std::vector<std::string> reversed(Parser& p, const char* const* begin, co
     std::vector<std::string> arguments;
     for (const char* const* at = begin; at < end; at++) {
         const std::string text = *at, name = text.substr(0, text.find('='));
+        // "-output=x" would be -o utput=x.
         ENSURE(!text.starts_with("-") || text.starts_with("--") || text.size() < 3 || !p.find("-" + name),
-               "%s: a long option takes two dashes: -%s", text.c_str(),
-               name.c_str());  // else "-output=x" is -o utput=x
+               "%s: a long option takes two dashes: -%s", text.c_str(), name.c_str());
         const bool empty = text.starts_with("--") && name.size() > 2 && name.size() + 1 == text.size();
         arguments.push_back(empty ? name : text);
         if (empty) arguments.push_back("");
@@ -533,11 +531,11 @@ std::string options_json(const Options& options) {
 std::string changed_options(const Options& options) {
     const Parser parser(options);
     std::string text;
-    for (const Declared& d : parser.all)
-        if (const auto was = options.saved.find(d.name);
-            was != options.saved.end() && !(d.kind & (FREE | ONE_START)) && was->second != d.toml())
-            text += format("%s--%s %s (was %s)", text.empty() ? "" : ", ", d.name.c_str(), d.toml().c_str(),
-                           was->second.c_str());
+    for (const Declared& d : parser.all) {
+        const auto was = options.saved.find(d.name);
+        if (was == options.saved.end() || d.kind & (FREE | ONE_START) || was->second == d.toml()) continue;
+        text += (text.empty() ? "--" : ", --") + d.name + " " + d.toml() + " (was " + was->second + ")";
+    }
     return text;
 }
 

@@ -185,23 +185,19 @@ static void check_virtual_ranks(const Options& o, const BatchPlan& batch) {
            static_cast<long long>(round_up<int64_t>(batch.tokens_per_step, least)));
 }
 
-// Sets --micro-batch auto to the largest that fits every rank.
-static void resolve_micro_batch(Options& o, Dtype dtype, const GPT2Config& config, int T, const Groups& groups,
-                                int data_parallel, int local_ranks) {
-    groups.connect();
-    load_libraries(dtype, config);
-    o.micro_batch = largest_micro_batch(dtype, config, T, o.global_batch, data_parallel,
-                                        memory_options_of(o, data_parallel), device_bytes_free(local_ranks));
-    for (const std::string& other : groups.world.all_gather_text(std::to_string(o.micro_batch)))
-        o.micro_batch = std::min(o.micro_batch, std::stoi(other));
-}
-
 BatchPlan resolve_batch(Options& o, Dtype dtype, const GPT2Config& config, const Groups& groups, int world_size,
                         int local_ranks) {
     const int T = o.seq_len ? o.seq_len : config.max_T;
     const int data_parallel = count_data_parallel(world_size, o.tensor_parallel, config.NH);
     check_tensor_parallel(o, config, T, world_size);
-    if (o.micro_batch == 0) resolve_micro_batch(o, dtype, config, T, groups, data_parallel, local_ranks);
+    if (o.micro_batch == 0) {
+        groups.connect();
+        load_libraries(dtype, config);
+        o.micro_batch = largest_micro_batch(dtype, config, T, o.global_batch, data_parallel,
+                                            memory_options_of(o, data_parallel), device_bytes_free(local_ranks));
+        for (const std::string& other : groups.world.all_gather_text(std::to_string(o.micro_batch)))
+            o.micro_batch = std::min(o.micro_batch, std::stoi(other));
+    }
     check_tokens_at_once(o.micro_batch, T);
     const BatchPlan batch = plan_batch(o.micro_batch, T, o.global_batch, data_parallel, o.default_global_batch);
     o.global_batch = batch.tokens_per_step;  // a resume keeps the global batch on any number of ranks
@@ -310,31 +306,28 @@ static Json run_info(const Run& run, const DeviceInfo& device, const std::string
     const Options& o = run.options;
     const GPT2Config& config = run.start.config;
     const Corpus& data = run.data.train;
-    Json info = {{"version", version()},
-                 {"command_line", command_line},
-                 {"directory", current_directory()},
-                 {"device", device.name},
-                 {"peak_flops", peak_flops(device, run.dtype)},
-                 {"peak_source", device.peak_source},
-                 {"libraries", device_libraries()},
-                 {"precision", o.precision == "fp8" ? o.precision : dtype_name(run.dtype)},
-                 {"world_size", run.groups.world.world_size},
-                 {"threads", openmp_threads()},
-                 {"model",
-                  {{"layers", config.L},
-                   {"heads", config.NH},
-                   {"channels", config.C},
-                   {"vocab_size", config.V},
-                   {"positions", config.max_T},
-                   {"parameters", count_parameters(config)},
-                   {"flops_per_token", flops_per_token(config, run.batch.T)}}},
-                 {"data", {{"train", o.train_data}, {"tokens", data.tokens}, {"fingerprint", hex(data.fingerprint)}}},
-                 {"tokens_per_step", run.batch.tokens_per_step},
-                 {"steps", o.steps},
-                 {"seed", o.seed},
-                 {"options", Json::parse(options_json(o))}};
-    if (!device.cpu_isa.empty()) info["cpu_isa"] = device.cpu_isa;
-    return info;
+    return {{"version", version()},
+            {"command_line", command_line},
+            {"directory", current_directory()},
+            {"device", device.name},
+            {"peak_flops", peak_flops(device, run.dtype)},
+            {"peak_source", device.peak_source},
+            {"libraries", device_libraries()},
+            {"precision", o.precision == "fp8" ? o.precision : dtype_name(run.dtype)},
+            {"world_size", run.groups.world.world_size},
+            {"threads", openmp_threads()},
+            {"model",
+             {{"layers", config.L},
+              {"heads", config.NH},
+              {"channels", config.C},
+              {"vocab_size", config.V},
+              {"positions", config.max_T},
+              {"parameters", count_parameters(config)},
+              {"flops_per_token", flops_per_token(config, run.batch.T)}}},
+            {"data", {{"train", o.train_data}, {"tokens", data.tokens}, {"fingerprint", hex(data.fingerprint)}}},
+            {"tokens_per_step", run.batch.tokens_per_step},
+            {"options", Json::parse(options_json(o))},
+            {"cpu_isa", device.cpu_isa}};  // empty on a GPU
 }
 
 // Warns if the data are not those of the checkpoint that the run resumes.

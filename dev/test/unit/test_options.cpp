@@ -130,7 +130,7 @@ TEST_CASE("an option that is gone, or another trainer's, is refused with what to
           "there is no --gpus; use --ranks N, or --ranks all; CUDA_VISIBLE_DEVICES chooses the GPUs");
     CHECK(use({"--hash-check=5"}) == "--check-replicas");
     CHECK(use({"generate", "--timeout-step", "5"}) == "--timeout");
-    CHECK(use({"--max_iters", "5"}) == "--steps");
+    CHECK(refusal({"--max_iters", "5"}) == "there is no --max_iters; use --steps");
     CHECK(use({"--max-iters", "5"}) == "--steps");
     CHECK(use({"--learning_rate", "5"}) == "--lr");
     CHECK(use({"--block_size", "5"}) == "--seq-len");
