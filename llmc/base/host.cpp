@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
+#include <sstream>
 
 int openmp_threads() {
     int threads = 1;
@@ -36,31 +37,27 @@ __attribute__((constructor(101))) static void limit_spinning() {
 
 // ---- memory
 
-// Returns the number in the first line of a file such as memory.max, or `otherwise` if there is none, but "max".
-static int64_t number_in(const std::string& path, int64_t otherwise) {
-    int64_t value;
+// Returns the number after `name` in a file such as /proc/meminfo, or `otherwise` if there is none. name "": in the
+// first line.
+static int64_t number_in(const std::string& path, const std::string& name, int64_t otherwise) {
     std::ifstream file(path);
-    return file >> value ? value : otherwise;
-}
-
-// Returns the number after `name` in a file such as /proc/meminfo, or `otherwise`.
-static int64_t field(const std::string& path, const std::string& name, int64_t otherwise) {
-    std::ifstream file(path);
-    for (std::string line; std::getline(file, line);)
-        if (line.rfind(name, 0) == 0) return atoll(line.c_str() + name.size());
+    for (std::string line; std::getline(file, line);) {
+        int64_t value;
+        if (line.starts_with(name)) return std::istringstream(line.substr(name.size())) >> value ? value : otherwise;
+    }
     return otherwise;
 }
 
 // Returns the limit of one control group's folder. File cache counts as available, because the kernel drops it before
 // it kills.
 static ControlGroups limit_in(const std::string& folder, bool version_2) {
-    int64_t limit = number_in(folder + (version_2 ? "memory.max" : "memory.limit_in_bytes"), INT64_MAX);
+    int64_t limit = number_in(folder + (version_2 ? "memory.max" : "memory.limit_in_bytes"), "", INT64_MAX);
     if (version_2)
-        limit = std::min(limit, number_in(folder + "memory.high", INT64_MAX));  // the kernel throttles above it
+        limit = std::min(limit, number_in(folder + "memory.high", "", INT64_MAX));  // the kernel throttles above it
     if (limit > INT64_MAX / 2) return {INT64_MAX, INT64_MAX};  // version 1 has a large number for no limit
     const std::string stat = folder + "memory.stat", all = version_2 ? "" : "total_";
-    const int64_t cache = field(stat, all + "active_file ", 0) + field(stat, all + "inactive_file ", 0);
-    const int64_t used = number_in(folder + (version_2 ? "memory.current" : "memory.usage_in_bytes"), 0);
+    const int64_t cache = number_in(stat, all + "active_file ", 0) + number_in(stat, all + "inactive_file ", 0);
+    const int64_t used = number_in(folder + (version_2 ? "memory.current" : "memory.usage_in_bytes"), "", 0);
     return {limit, limit - used + cache};
 }
 
@@ -94,7 +91,7 @@ AddressSpace address_space() {
 }
 
 int64_t host_bytes_left() {
-    const int64_t memory = 1024 * field("/proc/meminfo", "MemAvailable:", INT64_MAX / 1024);
+    const int64_t memory = 1024 * number_in("/proc/meminfo", "MemAvailable:", INT64_MAX / 1024);
     return std::min(memory, control_groups().available);
 }
 

@@ -55,20 +55,22 @@ struct NcclComm : Comm {
     };
     std::deque<Stall> stalls;  // stalls whose time is not yet added to exposed_seconds
     const std::thread::id thread = std::this_thread::get_id();
+    // World communicator and its groups, in the order of their creation.
+    static inline std::vector<NcclComm*> all_comms;
 
     NcclComm(int own_rank, int size) {
         rank = shard_index = own_rank;
         world_size = size;
         for (Event& event : completed) event = create_event();
-        all().push_back(this);
+        all_comms.push_back(this);
         while_host_waits = watch;
     }
 
     // All ranks finalize together. If an exception ends this rank, the others do not, so the communicator is left to
     // the end of the process.
     ~NcclComm() override {
-        all().erase(std::find(all().begin(), all().end(), this));
-        if (all().empty()) while_host_waits = nullptr;
+        all_comms.erase(std::find(all_comms.begin(), all_comms.end(), this));
+        if (all_comms.empty()) while_host_waits = nullptr;
         for (Event event : completed) destroy_event(event);
         if (!nccl || std::uncaught_exceptions() > 0) return;
         ncclResult_t state = ncclCommFinalize(nccl);
@@ -78,12 +80,6 @@ struct NcclComm : Comm {
             if (ncclCommGetAsyncError(nccl, &state) != ncclSuccess) break;
         }
         state == ncclSuccess ? ncclCommDestroy(nccl) : ncclCommAbort(nccl);
-    }
-
-    // Returns the world's communicator and its groups, in the order of their creation.
-    static std::vector<NcclComm*>& all() {
-        static std::vector<NcclComm*> all;
-        return all;
     }
 
     std::string describe() const override {
@@ -119,14 +115,14 @@ struct NcclComm : Comm {
     // with EXIT_INTERNAL. The communicators are aborted as one NCCL group: the abort of a single one may wait for the
     // device, and so for a collective of another. A thread ends the process if NCCL hangs.
     [[noreturn]] static void abort_all(const std::string& why) {
-        std::thread([line = format("error: rank %d on %s: %s", all()[0]->rank, host_name().c_str(), why.c_str())] {
+        std::thread([line = format("error: rank %d on %s: %s", all_comms[0]->rank, host_name().c_str(), why.c_str())] {
             std::this_thread::sleep_for(std::chrono::duration<double>(ABORT_SECONDS));
             print_message(line);
             _exit(EXIT_INTERNAL);
         }).detach();
         while_host_waits = nullptr;
         ncclGroupStart();
-        for (NcclComm* comm : all()) {
+        for (NcclComm* comm : all_comms) {
             comm->abort_reason = why;
             if (comm->nccl) ncclCommAbort(comm->nccl);
             comm->nccl = nullptr;
@@ -138,8 +134,8 @@ struct NcclComm : Comm {
     // Called again and again while the host waits for the device (while_host_waits). Other threads may not use the
     // communicators.
     static void watch() {
-        if (std::this_thread::get_id() != all()[0]->thread) return;
-        for (NcclComm* comm : all()) {
+        if (std::this_thread::get_id() != all_comms[0]->thread) return;
+        for (NcclComm* comm : all_comms) {
             if (!comm->nccl) continue;
             ncclResult_t state = ncclSuccess;
             const ncclResult_t result = ncclCommGetAsyncError(comm->nccl, &state);
