@@ -319,7 +319,7 @@ void Parser::read_saved() {
 
 // ---- the command line
 
-// The number of insertions, deletions and substitutions that turn a into b.
+// Counts the insertions, deletions and substitutions that turn a into b.
 static size_t edit_distance(const std::string& a, const std::string& b) {
     std::vector<size_t> row(b.size() + 1);
     std::iota(row.begin(), row.end(), 0);
@@ -369,8 +369,8 @@ std::string Parser::help_text(const std::string& program) const {
            "\n  -h,--help, --version\nA value in [] is the default. --name VALUE and --name=VALUE are the same.\n";
 }
 
-// The arguments as CLI11 takes them, from the last to the first. "--name=" becomes "--name" and "": CLI11 would take
-// the next argument for the value.
+// Returns the arguments as CLI11 takes them, from the last to the first. "--name=" becomes "--name" and "": CLI11 would
+// take the next argument for the value.
 static std::vector<std::string> reversed(Parser& p, const char* const* begin, const char* const* end) {
     std::vector<std::string> arguments;
     for (const char* const* at = begin; at < end; at++) {

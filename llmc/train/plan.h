@@ -1,5 +1,5 @@
-// plan.h: computes what a run will need before it starts: batch arithmetic, memory by purpose, bytes that ranks send,
-// the time of a step, and the table at the start. `plan` prints the results, `train` uses them.
+// plan.h: computes before a run starts how it divides a batch, the memory, the bytes that ranks send, the time of a step,
+// and the table at the start. `plan` prints the results, `train` uses them.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -31,32 +31,32 @@ struct BatchPlan {
     int64_t tokens_per_step;
 };
 
-// global_batch_tokens 0: one micro-batch on each rank. Refuses a number that is not a multiple of the tokens of one
-// micro-step on all ranks; the error shows the arithmetic, options that keep the number, and the nearest multiple.
-// is_default: the user did not give the global batch, and the error says so.
+// Divides the global batch into micro-steps; 0 is one micro-batch on each rank. Refuses a number that is not a multiple
+// of the tokens of one micro-step on all ranks; the error shows the arithmetic, options that keep the number, and the
+// nearest multiple. is_default: the user did not give the global batch, and the error says so.
 BatchPlan plan_batch(int micro_batch, int seq_len, int64_t global_batch_tokens, int world_size,
                      bool is_default = false);
 
 // ---- memory
 
-// The options that change memory use, for this number of data-parallel ranks and this rank's shard of the layers.
+// Returns the options that change memory use, for this number of data-parallel ranks and this rank's shard of the layers.
 MemoryOptions memory_options_of(const Options& options, int data_parallel, int tensor_index = 0);
 
-// The memory that training needs: all allocations on the device, and a host buffer for the largest tensor, which is
-// loaded as a whole while the device's memory is already allocated.
+// Returns the memory that training needs: all allocations on the device, and a host buffer for the largest tensor, which
+// is loaded as a whole while the device's memory is already allocated.
 std::vector<MemoryItem> training_memory(Dtype dtype, const GPT2Config& config, const BatchPlan& batch,
                                         MemoryOptions options);
-// The bytes of the items that must be in the device's memory; all items, if the device's memory is the host's.
+// Adds up the items that must be in the device's memory; all items, if the device's memory is the host's.
 int64_t device_bytes(const std::vector<MemoryItem>& items, bool own_memory = !device_memory_is_host());
 
-// The largest micro-batch that divides the global batch (any size if the global batch is 0) and needs at most
-// `available` bytes of the device. Refuses if not even one sequence fits. On the CPU the micro-batch is also limited to
+// Returns the largest micro-batch that divides the global batch (any size if that is 0) and needs at most `available`
+// bytes of the device. Refuses if not even one sequence fits. On the CPU the micro-batch is also limited to
 // the size beyond which training is not faster, and a tenth of the memory is left to other programs.
 int largest_micro_batch(Dtype dtype, const GPT2Config& config, int seq_len, int64_t global_batch_tokens, int world_size,
                         MemoryOptions options, int64_t available, bool own_memory = !device_memory_is_host());
 
-// Options that would make training fit into `available` bytes of the device: "try --recompute layer ..."; "" if
-// training fits already. It names no option that `options` have already.
+// Names the options that would make training fit into `available` bytes of the device: "try --recompute layer ...". It
+// names none that `options` have already. Returns "" if training fits already.
 std::string advise_memory(Dtype dtype, const GPT2Config& config, const BatchPlan& batch, MemoryOptions options,
                           int64_t available);
 
@@ -68,7 +68,7 @@ int64_t sent_bytes(Dtype dtype, const GPT2Config& config, const Options& options
 
 // ---- time
 
-// Random tokens below V, for a step whose result does not matter.
+// Returns random tokens below V, for a step whose result does not matter.
 DeviceBuffer<int> random_tokens(int64_t count, int V, Stream stream);
 
 // Trains a step of one small layer, so that the GPU's libraries and kernels allocate their memory before the free
@@ -92,5 +92,5 @@ std::string describe_model(const GPT2Config& config);  // "12 layers, ..."
 // the training data; null: unknown. The schedule is left out while --steps is 0.
 std::vector<Row> plan_table(Dtype dtype, const Options& options, const RunStart& source, const BatchPlan& batch,
                             const DeviceInfo& device, int64_t available, const Corpus* data);
-// The FLOP/s that MFU is a fraction of: the device's peak in bf16 or in fp32; 0: unknown.
+// Returns the FLOP/s that MFU is a fraction of: the device's peak in bf16 or in fp32; 0: unknown.
 double peak_flops(const DeviceInfo& device, Dtype dtype);

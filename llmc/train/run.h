@@ -55,7 +55,7 @@ BatchPlan resolve_batch(Options& options, Dtype dtype, const GPT2Config& config,
 void check_tokens_at_once(int B, int T);
 void check_tensor_parallel(const Options& options, const GPT2Config& config, int T, int world_size);
 
-// Refuses ranks of generate and eval that differ in options, weights or data. data: null without data.
+// Refuses ranks of generate and eval that differ in options, weights or data (null without data).
 void compare_ranks(Comm& comm, const Options& options, const RunStart& source, const Corpus* data);
 // Compares the rank_infos, one JSON object per rank. Of those fields that all ranks must have in common, the error
 // (EXIT_USAGE) names the first that differs, and the first rank that differs from rank 0.
