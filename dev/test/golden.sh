@@ -81,15 +81,22 @@ fi
 
 # ---- the hashes of a run
 
-# values FOLDER KEYS: prints these values of each step, validation and sample.
+# values FOLDER KEYS: prints these values of each step, validation and sample. A number with more digits than a float has
+# is printed with nine: version 0.2.0 logged some floats with 17 digits.
 values() {
     awk -v keys="kind step $2" '
         BEGIN { n = split(keys, key, " ") }
+        function rounded(field,    colon, number) {
+            colon = index(field, ":")
+            number = substr(field, colon + 1)
+            if (length(number) < 15 || number !~ /^[-0-9.e]+$/) return field
+            return substr(field, 1, colon) sprintf("%.9g", number)
+        }
         /"kind":"(step|val|sample)"/ {
             line = ""
             for (i = 1; i <= n; i++) {
                 pattern = "\"" key[i] "\":(\"([^\"\\\\]|\\\\.)*\"|[^,}]*)"
-                if (match($0, pattern)) line = line " " substr($0, RSTART, RLENGTH)
+                if (match($0, pattern)) line = line " " rounded(substr($0, RSTART, RLENGTH))
             }
             print line
         }' "$1/log.jsonl" | sort

@@ -47,3 +47,7 @@ json parse_json_object(const std::string& text, const std::string& where) {
 json read_json_object(const std::string& path, int64_t max_bytes) {
     return parse_json_object(read_file(path, max_bytes), path);
 }
+
+std::string json_text(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
+
+std::string json_quoted(const std::string& text) { return json_text(json(text)); }

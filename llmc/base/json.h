@@ -1,5 +1,5 @@
-// json.h: parses JSON from untrusted files. This header includes only the forward declarations; include json.hpp in
-// .cpp files.
+// json.h: parses JSON from untrusted files, and writes JSON. This header includes only the forward declarations;
+// include json.hpp in .cpp files. The library's parser and serializer are slow to compile: only json.cpp uses them.
 #pragma once
 #include <nlohmann/json_fwd.hpp>
 
@@ -13,3 +13,7 @@ nlohmann::json parse_json(const std::string& text, const std::string& where, con
 nlohmann::json parse_json_object(const std::string& text, const std::string& where);
 // Reads a file of at most max_bytes that holds one JSON object.
 nlohmann::json read_json_object(const std::string& path, int64_t max_bytes);
+
+// Writes a value in one line. Bytes that are not UTF-8, as a file name may have them, are replaced.
+std::string json_text(const nlohmann::json& value);
+std::string json_quoted(const std::string& text);  // a string, with its quotes

@@ -93,7 +93,7 @@ int64_t checkpoint_bytes(const ParamLayout& layout, const CheckpointFormat& form
 // The checksum in trainer.json is that of the file's other values.
 static std::string checksum_of_state(json state) {
     state.erase("xxh3_64");
-    const std::string text = state.dump();
+    const std::string text = json_text(state);
     return format("%016" PRIx64, XXH3_64bits(text.data(), text.size()));
 }
 
@@ -232,7 +232,7 @@ static json read_state_json(const std::string& dir) {
     const json version = state.value("format", json());
     if (version != format_version)
         fail(EXIT_BAD_DATA, "%s: has format %s, but this program reads format %d", path.c_str(),
-             printable(version.dump()).c_str(), format_version);
+             printable(json_text(version)).c_str(), format_version);
     return state;
 }
 
@@ -246,7 +246,7 @@ static void verify_file(const std::string& dir, const std::string& name, const j
     const json size = sum.value("size", json()), hash = sum.value("xxh3_64", json());
     // Compared first, because the checksum of a file that has grown may take hours.
     if (const int64_t bytes = InputFile(file).size; size != bytes)
-        bad_state(file, format("has %s bytes, not %s", with_commas(bytes).c_str(), size.dump().c_str()));
+        bad_state(file, format("has %s bytes, not %s", with_commas(bytes).c_str(), json_text(size).c_str()));
     if (hash != format("%016" PRIx64, checksum_file(file, progress).xxh3))
         bad_state(file, "its checksum does not match what was written");
 }
@@ -330,9 +330,9 @@ TrainerState read_trainer_state(const std::string& dir) {
         out.seed = count("seed", std::numeric_limits<uint64_t>::max());
         out.val_loss = state.at("val_loss").is_null() ? NAN : state.at("val_loss").get<double>();
         if (state.contains("val_step") && state["val_step"] != -1) out.val_step = count("val_step", uint64_t(out.step));
-        out.options = json(state.at("options").get_ref<const json::object_t&>()).dump();  // throws if not an object
-        out.data = state.at("data").dump();
-        if (state.contains("health")) out.health = json(state["health"].get_ref<const json::object_t&>()).dump();
+        out.options = json_text(json(state.at("options").get_ref<const json::object_t&>()));  // throws if not an object
+        out.data = json_text(state.at("data"));
+        if (state.contains("health")) out.health = json_text(json(state["health"].get_ref<const json::object_t&>()));
         return out;
     } catch (const json::exception&) {
         bad_state(path, "a value is missing or of the wrong type");

@@ -29,7 +29,7 @@ struct ConfigReader {
     }
     [[noreturn]] void wrong(const char* key, const char* wanted) const {
         fail(EXIT_BAD_DATA, "%s: \"%s\" is %s, but must be %s", path.c_str(), key,
-             printable(object.at(key).dump(-1, ' ', true)).c_str(), wanted);
+             printable(json_text(object.at(key))).c_str(), wanted);
     }
     // Looks up the key, or the alias that transformers accepts for it.
     int integer(const char* key, const char* alias, int fallback) const {

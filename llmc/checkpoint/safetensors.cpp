@@ -206,7 +206,7 @@ static std::string make_header(std::vector<TensorInfo>& tensors, const Metadata&
         INVARIANT(t.dtype == "F32" || t.dtype == "BF16", "%s: a tensor of dtype %s is written", t.name.c_str(),
                   t.dtype.c_str());
         t.begin = at, t.end = at += *shape_bytes(t);
-        const std::string shape = json(t.shape).dump();
+        const std::string shape = json_text(json(t.shape));
         text += format(R"(,"%s":{"dtype":"%s","shape":%s,"data_offsets":[%lld,%lld]})", t.name.c_str(), t.dtype.c_str(),
                        shape.c_str(), static_cast<long long>(t.begin), static_cast<long long>(t.end));
     }

@@ -6,9 +6,8 @@
 #include <fstream>
 #include <limits>
 
-#include <nlohmann/json.hpp>
-
 #include "base/common.h"
+#include "base/json.h"
 #include "base/host.h"
 #include "base/print.h"
 
@@ -155,7 +154,6 @@ void write_error_file(const std::string& message) {
     if (!path) return;
     // "extraInfo" has no "py_callstack": torchrun would print it, even an empty one, instead of the message. torchrun
     // prints the message as it is.
-    const nlohmann::json content = {
-        {"message", {{"message", message}, {"extraInfo", {{"timestamp", std::to_string(time(nullptr))}}}}}};
-    std::ofstream(path) << content.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+    std::ofstream(path) << format(R"({"message":{"message":%s,"extraInfo":{"timestamp":"%lld"}}})",
+                                  json_quoted(message).c_str(), static_cast<long long>(time(nullptr)));
 }

@@ -13,13 +13,10 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-#include <nlohmann/json.hpp>
-
 #include "base/common.h"
 #include "base/files.h"
+#include "base/json.h"
 #include "model/mfu.h"
-
-using Json = nlohmann::ordered_json;
 
 static constexpr int64_t LARGEST_LOG = int64_t(1) << 34;
 
@@ -100,16 +97,32 @@ void Log::print_line(const std::string& text) {
 
 // ---- log.jsonl
 
-static Json number(float value, const char* name, Json& object) {
-    if (!std::isfinite(value)) {
-        std::string names = object.value("non_finite", "");
-        object["non_finite"] = names + (names.empty() ? "" : " ") + name;
-        return nullptr;
+// A line of log.jsonl: an object whose fields have the order of the calls.
+struct LogLine {
+    std::string text, non_finite;
+
+    explicit LogLine(const char* kind) : text("{\"kind\":" + json_quoted(kind)) {}
+    LogLine& add(const char* name, const std::string& value) {
+        text += "," + json_quoted(name) + ":" + value;
+        return *this;
     }
-    char text[32] = {};  // the shortest digits that read back as this float: 0.0006, not 0.000600000028
-    std::to_chars(text, text + sizeof(text) - 1, value);
-    return Json(std::strtod(text, nullptr));
-}
+    LogLine& add(const char* name, int64_t value) { return add(name, std::to_string(value)); }
+    LogLine& add(const char* name, double value, int decimals) { return add(name, format("%.*f", decimals, value)); }
+    // Adds the shortest digits that read back as this float: 0.0006, not 0.000600000028.
+    LogLine& add_float(const char* name, float value) {
+        if (!std::isfinite(value)) {
+            non_finite += (non_finite.empty() ? "" : " ") + std::string(name);
+            return add(name, "null");
+        }
+        std::string digits;
+        for (int precision = 6; digits.empty() || strtof(digits.c_str(), nullptr) != value; precision++)
+            digits = format("%.*g", precision, double(value));
+        return add(name, digits + (digits.find_first_of(".e") == digits.npos ? ".0" : ""));
+    }
+    std::string finished() const {
+        return text + (non_finite.empty() ? "" : ",\"non_finite\":" + json_quoted(non_finite)) + "}";
+    }
+};
 
 // Returns whether all lines are written. A later call goes on with the byte that failed.
 bool Log::write_lines() {
@@ -122,11 +135,10 @@ bool Log::write_lines() {
     return true;
 }
 
-void Log::append(const Json& object) {
+void Log::append(const std::string& object) {
     if (fd < 0) return;
-    const std::string text = object.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
     const bool warned = !unwritten.empty();
-    unwritten += text;
+    unwritten += object + "\n";
     if (write_lines() || warned) return;
     const int error = errno;
     clear();
@@ -137,11 +149,11 @@ void Log::append(const Json& object) {
 // Whether a line of an earlier start stays in the log of a run that resumes from a checkpoint. The run repeats the
 // steps, validations and samples from that step on.
 static bool stays(const std::string& line, int64_t resume_step) {
-    Json object = Json::parse(line, nullptr, false);
-    if (!object.is_object() || !object["kind"].is_string()) return false;  // not a line of a log
-    const Json& step = object["step"];
-    if (!step.is_number()) return true;  // run, warning
-    return object["kind"] == "checkpoint" ? step <= resume_step : step < resume_step;
+    char kind[16];
+    long long step;
+    const int fields = sscanf(line.c_str(), "{\"kind\":\"%15[a-z]\",\"step\":%lld", kind, &step);
+    if (fields < 2) return fields == 1;  // run, warning; not a line of a log
+    return kind == std::string("checkpoint") ? step <= resume_step : step < resume_step;
 }
 
 static void cut_log(const std::string& path, int64_t resume_step) {
@@ -182,14 +194,14 @@ Log::~Log() {
 
 // ---- the lines of a run
 
-void Log::begin_run(const Json& info) {
+void Log::begin_run(const std::string& info) {
     char started[32];
     const time_t now = time(nullptr);
     strftime(started, sizeof(started), "%Y-%m-%dT%H:%M:%SZ", gmtime(&now));
-    Json json = {{"kind", "run"}, {"started", started}};
-    json.update(info);
-    if (options.resume_step >= 0) json["resumed_at"] = options.resume_step;
-    append(json);
+    LogLine line("run");
+    line.add("started", json_quoted(started));
+    if (options.resume_step >= 0) line.add("resumed_at", options.resume_step);
+    append(line.text + (info == "{}" ? "" : ",") + info.substr(1));
 }
 
 void Log::table(const std::vector<Row>& rows) {
@@ -202,26 +214,21 @@ void Log::warn(const std::string& text) {
     if (options.silent) return;
     clear();
     print_message("warning: " + text);
-    append({{"kind", "warning"}, {"text", text}});
+    append(LogLine("warning").add("text", json_quoted(text)).finished());
 }
 
 // Returns a step's line in log.jsonl. Its rate is that of this step alone.
-static Json step_json(const LogOptions& o, const StepRecord& r) {
-    Json json = {{"kind", "step"}, {"step", r.step}, {"tokens", r.tokens}};
-    json["loss"] = number(r.loss, "loss", json);
-    json["grad_norm"] = number(r.grad_norm, "grad_norm", json);
-    json["lr"] = number(r.lr, "lr", json);
-    if (!r.skipped.empty()) json["skipped"] = r.skipped;
+static std::string step_json(const LogOptions& o, const StepRecord& r) {
+    LogLine line("step");
+    line.add("step", r.step).add("tokens", r.tokens);
+    line.add_float("loss", r.loss).add_float("grad_norm", r.grad_norm).add_float("lr", r.lr);
+    if (!r.skipped.empty()) line.add("skipped", json_quoted(r.skipped));
     const double rate = r.step_ms > 0 ? 1e3 * double(r.step_tokens) / r.step_ms : 0.0;
-    json["step_ms"] = std::round(10.0 * r.step_ms) / 10.0;
-    json["tokens_per_s"] = std::llround(rate);
-    if (o.peak_flops > 0) json["mfu"] = std::round(1e4 * mfu(rate, o.flops_per_token, o.peak_flops)) / 1e4;
-    json["loader_wait_ms"] = std::round(10.0 * r.loader_wait_ms) / 10.0;
-    if (r.comm_bytes >= 0) {
-        json["comm_exposed_ms"] = std::round(10.0 * r.comm_exposed_ms) / 10.0;
-        json["comm_bytes"] = r.comm_bytes;
-    }
-    return json;
+    line.add("step_ms", r.step_ms, 1).add("tokens_per_s", rate, 0);
+    if (o.peak_flops > 0) line.add("mfu", mfu(rate, o.flops_per_token, o.peak_flops), 4);
+    line.add("loader_wait_ms", r.loader_wait_ms, 1);
+    if (r.comm_bytes >= 0) line.add("comm_exposed_ms", r.comm_exposed_ms, 1).add("comm_bytes", r.comm_bytes);
+    return line.finished();
 }
 
 // Draws the live line, at most ten times a second, or prints every log_every-th line. The last step is always shown.
@@ -245,24 +252,20 @@ void Log::step(const StepRecord& r) {
 void Log::val(int64_t step, double val_loss) {
     print_line(format("%s | val loss %.4f | perplexity %.2f", step_of_all(options, step).c_str(), val_loss,
                       std::exp(val_loss)));
-    Json json = {{"kind", "val"}, {"step", step}};
-    json["val_loss"] = number(float(val_loss), "val_loss", json);
-    append(json);
+    append(LogLine("val").add("step", step).add_float("val_loss", float(val_loss)).finished());
 }
 
 void Log::sample(int64_t step, const std::string& text) {
     const std::string shown = stdout_is_terminal() ? terminal_text(text) : text;
     print_line(format("--- sample at step %lld\n", static_cast<long long>(step)) + shown + "\n---");
-    append({{"kind", "sample"}, {"step", step}, {"text", text}});
+    append(LogLine("sample").add("step", step).add("text", json_quoted(text)).finished());
 }
 
 void Log::checkpoint(int64_t step, const std::string& dir, double ms, double stall_ms) {
     print_line(format("saved %s in %.1f s", message_text(dir).c_str(), 1e-3 * ms));
-    append({{"kind", "checkpoint"},
-            {"step", step},
-            {"dir", dir},
-            {"ms", std::llround(ms)},
-            {"stall_ms", std::llround(stall_ms)}});
+    LogLine line("checkpoint");
+    line.add("step", step).add("dir", json_quoted(dir)).add("ms", ms, 0).add("stall_ms", stall_ms, 0);
+    append(line.finished());
 }
 
 bool Log::finish() {

@@ -18,8 +18,6 @@
 #include <string>
 #include <vector>
 
-#include <nlohmann/json_fwd.hpp>
-
 #include "base/print.h"
 
 struct LogOptions {
@@ -53,7 +51,7 @@ struct Log {
     ~Log();
     Log(const Log&) = delete;
 
-    void begin_run(const nlohmann::ordered_json& info);  // the first line
+    void begin_run(const std::string& info);  // the first line; info: a JSON object
     void table(const std::vector<Row>& rows);
     void note(const std::string& text);  // an informational line
     void warn(const std::string& text);  // on stderr, also when quiet, and in log.jsonl
@@ -67,7 +65,7 @@ struct Log {
 
   private:
     void print_line(const std::string& text);
-    void append(const nlohmann::ordered_json& object);
+    void append(const std::string& object);
     bool write_lines();
     void draw();
     void clear();

@@ -62,11 +62,10 @@ Outliers::Finding Outliers::add(int64_t step, float loss, float norm, float fact
 
 std::string Outliers::json() const {
     const auto pair = [](const StepLimits& l) { return nlohmann::json{l.loss, l.norm}; };
-    return nlohmann::json{{"losses", losses},
-                          {"norms", norms},
-                          {"limits", {pair(limits[0]), pair(limits[1])}},
-                          {"skipped_in_row", skipped_in_row}}
-        .dump();
+    return json_text(nlohmann::json{{"losses", losses},
+                                    {"norms", norms},
+                                    {"limits", {pair(limits[0]), pair(limits[1])}},
+                                    {"skipped_in_row", skipped_in_row}});
 }
 
 // Throws json::exception if the value is not a number.

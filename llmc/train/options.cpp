@@ -148,7 +148,7 @@ Parser::Parser(const Options& options) : o(options) {
 
 std::string Declared::value() const {
     if (is_text()) return *std::get<std::string*>(field);
-    const std::string text = json().dump();
+    const std::string text = json_text(json());
     return text.ends_with(".0") ? text.substr(0, text.size() - 2) : text;
 }
 
@@ -294,7 +294,7 @@ void Parser::read_text(const std::string& path, const std::string& text, bool sa
 
 // Returns the options that version 0.2.0 has saved in run.json, in the form of run.toml. Goes after 0.3.0.
 std::string Parser::toml_of(const nlohmann::json& run) {
-    std::string text = "directory = " + run.value("directory", nlohmann::json("")).dump() + "\n";
+    std::string text = "directory = " + json_text(run.value("directory", nlohmann::json(""))) + "\n";
     const nlohmann::json options = run.value("options", nlohmann::json::object());
     for (const auto& [old_name, old] : options.items()) {
         const std::string name = old_name == "hash-check" ? "check-replicas" : old_name;
@@ -302,7 +302,7 @@ std::string Parser::toml_of(const nlohmann::json& run) {
                                      : name == "checkpoint-async" && old == "auto" ? "on"
                                                                                    : old;
         const bool spikes = name != "spike-z" || (options.contains("on-spike") && options["on-spike"] != "warn");
-        if (find("--" + name) && spikes) text += name + " = " + value.dump() + "\n";
+        if (find("--" + name) && spikes) text += name + " = " + json_text(value) + "\n";
     }
     return text;
 }
@@ -523,9 +523,9 @@ std::string run_toml(const Options& options) {
 
 std::string options_json(const Options& options) {
     const Parser parser(options);
-    nlohmann::ordered_json json = nlohmann::ordered_json::object();
+    nlohmann::json json = nlohmann::json::object();
     for (const Declared& d : parser.all) json[d.name] = d.json();
-    return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);  // arguments need not be UTF-8
+    return json_text(json);
 }
 
 std::string changed_options(const Options& options) {

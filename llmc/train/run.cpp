@@ -19,7 +19,7 @@
 #include "infer/generate.h"
 #include "model/mfu.h"
 
-using Json = nlohmann::ordered_json;
+using nlohmann::json;
 
 static std::string hex(uint64_t hash) { return format("%016llx", static_cast<unsigned long long>(hash)); }
 
@@ -28,9 +28,9 @@ MemoryOptions Run::memory_options() const {
 }
 
 std::string Run::describe_data() const {
-    Json text = {{"train", hex(data.train.fingerprint)}};
+    json text = {{"train", hex(data.train.fingerprint)}};
     if (!data.val.shards.empty()) text["val"] = hex(data.val.fingerprint);
-    return text.dump();
+    return json_text(text);
 }
 
 // ---- the model and the weights to start from
@@ -93,7 +93,7 @@ static void check_shape(const RunStart& source, const Options& o) {
 // it, so an --init that the run was started with is accepted.
 static void check_resumed(const RunStart& source, const Options& o) try {
     check_shape(source, o);
-    const nlohmann::json before = parse_json(read_trainer_state(source.resume).options, "the options in trainer.json");
+    const json before = parse_json(read_trainer_state(source.resume).options, "the options in trainer.json");
     const std::string init = before.value("init", "");
     std::error_code missing;
     ENSURE(o.init.empty() || o.default_model || init == o.init || std::filesystem::equivalent(init, o.init, missing),
@@ -108,7 +108,7 @@ static void check_resumed(const RunStart& source, const Options& o) try {
            "--seq-len %d: %s counts its position in the data in windows of %d tokens; give --seq-len %d, or start a "
            "new run from its weights with --init in another --output",
            T, source.resume.c_str(), saved_T, saved_T);
-} catch (const nlohmann::json::exception&) {
+} catch (const json::exception&) {
     fail(EXIT_BAD_DATA, "%s/trainer.json: an option has a value of the wrong type; the checkpoint is damaged",
          source.resume.c_str());
 }
@@ -214,11 +214,12 @@ static std::string describe_program() {
 
 void check_same(const std::vector<std::string>& rank_infos) {
     const std::set<std::string> may_differ = {"host", "CPU_ISA", "build", "--quiet", "--trace", "--config"};
-    const Json first = Json::parse(rank_infos[0]);
+    const json first = parse_json_object(rank_infos[0], "rank 0");
     for (size_t rank = 1; rank < rank_infos.size(); rank++) {
-        const Json other = Json::parse(rank_infos[rank]);
+        const json other = parse_json_object(rank_infos[rank], "another rank");
         for (const auto& [name, value] : first.items()) {
-            const std::string here = value.dump(), there = other.contains(name) ? other[name].dump() : "nothing";
+            const std::string here = json_text(value),
+                              there = other.contains(name) ? json_text(other[name]) : "nothing";
             ENSURE(there == here || may_differ.contains(name),
                    "rank %zu differs from rank 0: %s %s there, %s on rank 0", rank, name.c_str(), there.c_str(),
                    here.c_str());
@@ -227,14 +228,13 @@ void check_same(const std::vector<std::string>& rank_infos) {
 }
 
 // Called by all ranks. Refuses ranks that differ in a field or in an option. Returns the objects of all ranks.
-static std::vector<Json> compare(Comm& comm, const Options& o, Json own) {
-    const Json options = Json::parse(options_json(o));
+static std::vector<json> compare(Comm& comm, const Options& o, json own) {
+    const json options = parse_json_object(options_json(o), "the options");
     for (const auto& [name, value] : options.items()) own["--" + name] = value;
-    const std::vector<std::string> texts =
-        comm.all_gather_text(own.dump(-1, ' ', false, Json::error_handler_t::replace));
+    const std::vector<std::string> texts = comm.all_gather_text(json_text(own));
     check_same(texts);
-    std::vector<Json> ranks;
-    for (const std::string& text : texts) ranks.push_back(Json::parse(text));
+    std::vector<json> ranks;
+    for (const std::string& text : texts) ranks.push_back(parse_json_object(text, "a rank"));
     return ranks;
 }
 
@@ -245,7 +245,7 @@ void compare_ranks(Comm& comm, const Options& o, const RunStart& source, const C
              {"validation data", data ? hex(data->fingerprint) : ""}});
 }
 
-static std::vector<Json> compare_ranks(const Run& run, const DeviceInfo& device) {
+static std::vector<json> compare_ranks(const Run& run, const DeviceInfo& device) {
     const char* self = "/proc/self/exe";
     return compare(run.groups.world, run.options,
                    {{"host", host_name()},
@@ -260,7 +260,7 @@ static std::vector<Json> compare_ranks(const Run& run, const DeviceInfo& device)
 }
 
 // Names the first rank whose CPU_ISA or build is not that of rank 0, so that it may round differently; "" if none is.
-static std::string differing_rounding(const std::vector<Json>& ranks) {
+static std::string differing_rounding(const std::vector<json>& ranks) {
     for (size_t rank = 1; rank < ranks.size(); rank++) {
         const std::string isa = ranks[rank]["CPU_ISA"], first = ranks[0]["CPU_ISA"];
         if (isa != first) return format("rank %zu has CPU_ISA=%s, rank 0 has %s", rank, isa.c_str(), first.c_str());
@@ -302,45 +302,47 @@ static void open_data(Run& run) {
 }
 
 // Returns the first line of log.jsonl.
-static Json run_info(const Run& run, const DeviceInfo& device, const std::string& command_line) {
+static std::string run_info(const Run& run, const DeviceInfo& device, const std::string& command_line) {
     const Options& o = run.options;
     const GPT2Config& config = run.start.config;
     const Corpus& data = run.data.train;
-    return {{"version", version()},
-            {"command_line", command_line},
-            {"directory", current_directory()},
-            {"device", device.name},
-            {"peak_flops", peak_flops(device, run.dtype)},
-            {"peak_source", device.peak_source},
-            {"libraries", device_libraries()},
-            {"precision", o.precision == "fp8" ? o.precision : dtype_name(run.dtype)},
-            {"world_size", run.groups.world.world_size},
-            {"threads", openmp_threads()},
-            {"model",
-             {{"layers", config.L},
-              {"heads", config.NH},
-              {"channels", config.C},
-              {"vocab_size", config.V},
-              {"positions", config.max_T},
-              {"parameters", count_parameters(config)},
-              {"flops_per_token", flops_per_token(config, run.batch.T)}}},
-            {"data", {{"train", o.train_data}, {"tokens", data.tokens}, {"fingerprint", hex(data.fingerprint)}}},
-            {"tokens_per_step", run.batch.tokens_per_step},
-            {"options", Json::parse(options_json(o))},
-            {"cpu_isa", device.cpu_isa}};  // empty on a GPU
+    const json info = {
+        {"version", version()},
+        {"command_line", command_line},
+        {"directory", current_directory()},
+        {"device", device.name},
+        {"peak_flops", peak_flops(device, run.dtype)},
+        {"peak_source", device.peak_source},
+        {"libraries", device_libraries()},
+        {"precision", o.precision == "fp8" ? o.precision : dtype_name(run.dtype)},
+        {"world_size", run.groups.world.world_size},
+        {"threads", openmp_threads()},
+        {"model",
+         {{"layers", config.L},
+          {"heads", config.NH},
+          {"channels", config.C},
+          {"vocab_size", config.V},
+          {"positions", config.max_T},
+          {"parameters", count_parameters(config)},
+          {"flops_per_token", flops_per_token(config, run.batch.T)}}},
+        {"data", {{"train", o.train_data}, {"tokens", data.tokens}, {"fingerprint", hex(data.fingerprint)}}},
+        {"tokens_per_step", run.batch.tokens_per_step},
+        {"options", parse_json_object(options_json(o), "the options")},
+        {"cpu_isa", device.cpu_isa}};  // empty on a GPU
+    return json_text(info);
 }
 
 // Warns if the data are not those of the checkpoint that the run resumes.
 static void compare_data(const Run& run, const TrainerState& state, Log& log) {
-    const nlohmann::json before = parse_json(state.data, "the data in trainer.json"),
-                         now = nlohmann::json::parse(run.describe_data());
+    const json before = parse_json(state.data, "the data in trainer.json"),
+               now = parse_json(run.describe_data(), "the data of this run");
     for (const auto& [name, fingerprint] : now.items())
         if (before.is_object() && before.value(name, fingerprint) != fingerprint)
             log.warn("the " + name +
                      " data differ from those of the checkpoint; training continues at the same position");
 }
 
-static void open_log(Run& run, const Launch& launch, const DeviceInfo& device, const std::vector<Json>& ranks,
+static void open_log(Run& run, const Launch& launch, const DeviceInfo& device, const std::vector<json>& ranks,
                      const std::string& command_line, std::unique_ptr<Log>& log) {
     Options& o = run.options;
     const bool resumes = !run.start.resume.empty();
@@ -365,7 +367,7 @@ static void open_log(Run& run, const Launch& launch, const DeviceInfo& device, c
                                        device_bytes_free(std::max(1, launch.local_world_size)), &run.data.train);
     rows.push_back({"launcher", describe_launch(launch)});
     std::set<std::string> hosts;
-    for (const Json& rank : ranks) hosts.insert(rank["host"]);
+    for (const json& rank : ranks) hosts.insert(rank["host"]);
     const std::string on_hosts = hosts.size() > 1 ? format(" on %zu machines", hosts.size()) : "";
     rows.push_back({"ranks", run.groups.world.describe() + on_hosts});
     rows.push_back({"output", o.output.empty() ? "none" : o.output});
@@ -390,7 +392,7 @@ Run prepare_run(const Options& options, const Launch& launch, Comm& world, Dtype
     run.batch = resolve_batch(run.options, dtype, run.start.config, run.groups, world.world_size, local_ranks);
     open_data(run);
     const DeviceInfo device = device_info();
-    const std::vector<Json> ranks = compare_ranks(run, device);
+    const std::vector<json> ranks = compare_ranks(run, device);
     const std::string differing = differing_rounding(ranks);
     ENSURE(differing.empty() || options.deterministic_ranks == 0,
            "%s: they may round differently, and --deterministic-ranks needs the same bits on all ranks; give all ranks "

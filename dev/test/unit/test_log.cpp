@@ -184,7 +184,7 @@ TEST_CASE("resuming removes the lines after the checkpoint's step, and an unfini
     const std::string path = dir.path + "/log.jsonl";
     {
         Log log(quiet(dir.path));
-        log.begin_run(nlohmann::ordered_json::object());
+        log.begin_run("{}");
         for (int step = 0; step < 6; step++) {
             if (step == 4) log.checkpoint(4, "out/step_000004", 1, 1);
             if (step % 2 == 0) log.val(step, 3.0 + step), log.sample(step, "text");
@@ -243,7 +243,7 @@ TEST_CASE("the first line of the log describes the run") {
     TemporaryDirectory dir;
     {
         Log log(quiet(dir.path));
-        log.begin_run({{"device", "2 threads, amx"}, {"data", {{"fingerprint", "abc"}}}});
+        log.begin_run(R"({"device":"2 threads, amx","data":{"fingerprint":"abc"}})");
     }
     const Json line = Json::parse(lines_of(dir.path + "/log.jsonl")[0]);
     CHECK(line["kind"] == "run");
