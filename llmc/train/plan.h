@@ -1,5 +1,5 @@
-// plan.h: computes before a run starts how it divides a batch, the memory, the bytes that ranks send, the time of a step,
-// and the table at the start. `plan` prints the results, `train` uses them.
+// plan.h: computes before a run starts how it divides a batch, its memory, the bytes that ranks send, the time of a
+// step, and the table at the start. `plan` prints the results, `train` uses them.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -39,11 +39,12 @@ BatchPlan plan_batch(int micro_batch, int seq_len, int64_t global_batch_tokens, 
 
 // ---- memory
 
-// Returns the options that change memory use, for this number of data-parallel ranks and this rank's shard of the layers.
+// Returns the options that change memory use, for this number of data-parallel ranks and this rank's shard of the
+// layers.
 MemoryOptions memory_options_of(const Options& options, int data_parallel, int tensor_index = 0);
 
-// Returns the memory that training needs: all allocations on the device, and a host buffer for the largest tensor, which
-// is loaded as a whole while the device's memory is already allocated.
+// Returns the memory that training needs: all allocations on the device, and a host buffer for the largest tensor,
+// which is loaded as a whole while the device's memory is already allocated.
 std::vector<MemoryItem> training_memory(Dtype dtype, const GPT2Config& config, const BatchPlan& batch,
                                         MemoryOptions options);
 // Adds up the items that must be in the device's memory; all items, if the device's memory is the host's.
