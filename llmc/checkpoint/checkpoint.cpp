@@ -196,7 +196,7 @@ std::string save_checkpoint(const SaveOptions& options, const ParamLayout& layou
                             const TrainerState& state) {
     const std::string dir = checkpoint_directory(options.output, state.step), tmp = dir + ".tmp";
     make_directories(options.output);
-    remove_leftovers(options.output);  // of a save that failed
+    remove_leftovers(options.output);  // a save that failed may have left files
     check_free_space(options.output, checkpoint_bytes(layout, options.format));
     try {
         make_directories(tmp);

@@ -75,7 +75,7 @@ static std::vector<std::string> files_in(const std::string& folder) {
         if (hidden && entry->is_directory(error)) entry.disable_recursion_pending();
         if (!hidden && entry->is_regular_file(error) && is_text_name(name) && name != "merges.txt")
             paths.push_back(entry->path().string());
-        error.clear();  // of a link that leads nowhere
+        error.clear();  // a link that leads nowhere is skipped
     }
     if (error) fail(EXIT_NO_INPUT, "%s: cannot list the folder: %s", folder.c_str(), error.message().c_str());
     std::sort(paths.begin(), paths.end());

@@ -247,7 +247,7 @@ int tokenize(const TokenizeOptions& o) {
         fail(EXIT_CANNOT_CREATE,
              "%s: already has token shards (%s); delete them with --replace, or choose another --output",
              o.output.c_str(), old_shards[0].c_str());
-    remove_shards(o.output, find_shards(o.output, ".bin.tmp"));  // of a call that was killed
+    remove_shards(o.output, find_shards(o.output, ".bin.tmp"));  // left behind by a call that was killed
     Progress progress{o.quiet, bytes};
     const Tokenizer tokenizer =
         o.train_bpe > 0 ? train_on(o, files, rules, threads, progress) : load_tokenizer(o.tokenizer);

@@ -36,8 +36,8 @@ struct GradSharding {
 };
 
 struct GradReducer {
-    Comm& comm;  // of the data-parallel ranks
-    Comm &tensor_comm, &world;
+    Comm& comm;                 // data-parallel group
+    Comm &tensor_comm, &world;  // tensor-parallel group; all ranks
     const ParamLayout& layout;  // made with sharding.virtual_ranks
     GradSharding sharding;
     const BucketBuffer<float>& grads;  // output of backward
@@ -98,7 +98,8 @@ struct GradReducer {
 int64_t largest_bucket(const ParamLayout& layout);  // elements
 // Size of GradReducer::step_stats, which the ranks all-reduce in every step.
 int64_t step_stats_bytes(const ParamLayout& layout, int virtual_ranks, int world_size);
-// What tensor-parallel ranks all-reduce with sequence parallelism, of all buckets together.
+// Bytes that a tensor-parallel group all-reduces in a step with sequence parallelism: the gradients of LayerNorm and
+// biases.
 int64_t row_sums_bytes(const ParamLayout& layout);
 
 // Device memory of a GradReducer, without the gradients and the shard.

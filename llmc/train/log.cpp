@@ -35,7 +35,6 @@ static std::string step_of_all(const LogOptions& o, int64_t step) {
 }
 
 std::string step_line(const LogOptions& o, const StepRecord& r, double tokens_per_s, double eta_seconds, size_t width) {
-    const double share = mfu(tokens_per_s, o.flops_per_token, o.peak_flops);
     std::vector<std::string> columns = {
         step_of_all(o, r.step),
         format("loss %7.4f", double(r.loss)),
@@ -43,17 +42,15 @@ std::string step_line(const LogOptions& o, const StepRecord& r, double tokens_pe
         format("lr %.2e", double(r.lr)),
         r.step_ms < 1e5 ? format("%7.1f ms", r.step_ms) : format("%7.1f s ", r.step_ms / 1e3),
         format("%5s tok/s", rate_text(tokens_per_s).c_str()),
-        o.peak_flops <= 0 ? ""
-        : share > 1.0     ? ">100% MFU"
-                          : format("%4.1f%% MFU", 100.0 * share),
+        o.peak_flops > 0 ? format("%4.1f%% MFU", 100.0 * mfu(tokens_per_s, o.flops_per_token, o.peak_flops)) : "",
         "eta " + duration_text(eta_seconds)};
     const auto joined = [&] {
         std::string line;
         for (const std::string& column : columns) line += (line.empty() || column.empty() ? "" : " | ") + column;
         return line;
     };
-    constexpr int norm = 2, lr = 3, ms = 4, speed = 5, mfu = 6, eta = 7;
-    for (const int column : {norm, lr, ms, mfu, eta, speed})
+    constexpr int norm = 2, lr = 3, ms = 4, speed = 5, share = 6, eta = 7;
+    for (const int column : {norm, lr, ms, share, eta, speed})
         if (joined().size() > width) columns[column].clear();
     return joined();
 }

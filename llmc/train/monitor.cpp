@@ -7,7 +7,6 @@
 #include <cfloat>
 #include <cmath>
 #include <map>
-#include <memory>
 
 #include <nlohmann/json.hpp>
 
@@ -68,34 +67,22 @@ std::string Outliers::json() const {
                                     {"skipped_in_row", skipped_in_row}});
 }
 
-// Throws json::exception if the value is not a number.
-static float finite_number(const nlohmann::json& value, const std::string& where) {
-    const double number = value.get<double>();
-    if (!(std::fabs(number) <= double(FLT_MAX)))
-        fail(EXIT_BAD_DATA, "%s: the outliers of the run have the number %g", where.c_str(), number);
-    return float(number);
-}
-
 void Outliers::restore(const std::string& text, const std::string& where) {
     const nlohmann::json saved = parse_json_object(text, where);
     if (saved.empty()) return;
-    const auto numbers = [&](const char* name) {
-        std::vector<float> values;
-        for (const nlohmann::json& value : saved.at(name).get_ref<const nlohmann::json::array_t&>())
-            values.push_back(finite_number(value, where));
-        if (values.size() > WINDOW) fail(EXIT_BAD_DATA, "%s: more than %zu %s", where.c_str(), WINDOW, name);
-        return values;
-    };
     try {
-        losses = numbers("losses"), norms = numbers("norms");
-        skipped_in_row = int(std::clamp(finite_number(saved.at("skipped_in_row"), where), 0.0f, float(MOST_SKIPPED)));
+        losses = saved.at("losses").get<std::vector<float>>();
+        norms = saved.at("norms").get<std::vector<float>>();
+        skipped_in_row = std::clamp(saved.at("skipped_in_row").get<int>(), 0, MOST_SKIPPED);
         for (size_t i = 0; i < 2 && z > 0.0; i++) {
             const nlohmann::json& pair = saved.at("limits").at(i);
-            limits[i] = {finite_number(pair.at(0), where), finite_number(pair.at(1), where)};
+            limits[i] = {pair.at(0).get<float>(), pair.at(1).get<float>()};
         }
     } catch (const nlohmann::json::exception&) {
         fail(EXIT_BAD_DATA, "%s: the losses and norms of the last steps are damaged", where.c_str());
     }
+    if (losses.size() > WINDOW || norms.size() > WINDOW)
+        fail(EXIT_BAD_DATA, "%s: has losses or norms of more than %zu steps", where.c_str(), WINDOW);
 }
 
 static std::string describe_slowest(const Stragglers& s) {
@@ -125,19 +112,18 @@ std::string Stragglers::add(const RankStatus* statuses, int world_size, double s
     return line;
 }
 
-// XXH3 of device memory, in the order of the stream.
+// Returns a hash of device memory, in the order of the stream.
 static uint64_t hash_of_device(const void* data, int64_t bytes, Stream stream) {
     constexpr int64_t CHUNK = 16 << 20;
-    const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> hash(XXH3_createState(), XXH3_freeState);
-    XXH3_64bits_reset(hash.get());
     std::vector<char> chunk(size_t(std::min(bytes, CHUNK)));
+    uint64_t hash = 0;
     for (int64_t at = 0; at < bytes; at += CHUNK) {
         const int64_t count = std::min(CHUNK, bytes - at);
         copy_to_host(chunk.data(), static_cast<const char*>(data) + at, count, stream);
         wait_for_stream(stream);
-        XXH3_64bits_update(hash.get(), chunk.data(), size_t(count));
+        hash = XXH3_64bits_withSeed(chunk.data(), size_t(count), hash);
     }
-    return XXH3_64bits_digest(hash.get());
+    return hash;
 }
 
 void check_replicas(const Groups& groups, const void* weights, int64_t bytes, int64_t step, Stream stream) {

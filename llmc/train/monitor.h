@@ -30,8 +30,8 @@ struct Outliers {
     // Counts a finished step. factor: by which the device scaled the gradients, as ops::clip_factor says.
     Finding add(int64_t step, float loss, float norm, float factor);
 
-    std::string json() const;                                         // a checkpoint stores it
-    void restore(const std::string& json, const std::string& where);  // refuses (EXIT_BAD_DATA) what json cannot return
+    std::string json() const;  // a checkpoint stores it
+    void restore(const std::string& json, const std::string& where);
 };
 
 // Finds a slow rank. All ranks end a step together, so a slow rank costs the others its own time minus that of the
@@ -46,8 +46,8 @@ struct Stragglers {
     double all_ms = 0.0;
     int steps = 0, silent = 0;
 
-    // Returns a warning if one rank held up the others in the last STEPS steps; else an empty string. statuses: of all
-    // ranks, in a step that took step_ms.
+    // Counts a step that took step_ms. Returns a warning if one rank held up the others in the last STEPS steps; else
+    // an empty string. statuses: one for each rank.
     std::string add(const RankStatus* statuses, int world_size, double step_ms);
 };
 

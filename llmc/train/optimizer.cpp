@@ -6,7 +6,7 @@
 
 #include "ops/ops.h"
 
-static const Groups& single_rank() {
+const Groups& single_rank_groups() {
     static Comm comm;
     static const Groups groups = make_groups(comm, 1);
     return groups;
@@ -19,10 +19,6 @@ static int64_t master_elements(const ParamLayout& layout, MemoryOptions options)
     const bool separate = options.master_weights && !std::is_same_v<floatX, float>;
     return separate ? layout.total / options.shards : 0;
 }
-
-template <class floatX>
-Optimizer<floatX>::Optimizer(GPT2<floatX>& model, OptimizerConfig config, MemoryOptions options)
-    : Optimizer(model, config, options, single_rank(), GradDtype::fp32) {}
 
 template <class floatX>
 Optimizer<floatX>::Optimizer(GPT2<floatX>& model, OptimizerConfig config, MemoryOptions options, const Groups& groups,
@@ -119,7 +115,7 @@ const float* Optimizer<floatX>::gather_state(const float* from, Param p, int l) 
     return whole;
 }
 
-// Each tensor-parallel rank in turn sends its shard to the others, chunk by piece.
+// Each tensor-parallel rank in turn sends its shard to the others, one chunk at a time.
 template <class floatX>
 void Optimizer<floatX>::get_state(float* values, Slot slot, Param p, int l) {
     ParamLayout layout = model.layout;

@@ -22,6 +22,8 @@ struct OptimizerConfig {
 // Names, in checkpoints, of the fp32 tensors that AdamW keeps for each weight; the slots after WEIGHTS.
 inline const std::vector<std::string> STATE_NAMES = {"m", "v"};
 
+const Groups& single_rank_groups();
+
 template <class floatX>
 struct Optimizer {
     GPT2<floatX>& model;
@@ -33,21 +35,19 @@ struct Optimizer {
     DeviceBuffer<float> m, v;     // (layout.total / shards): means of the gradients and of their squares
     DeviceBuffer<float> stats;    // norm, factor
 
-    // options: only master_weights, virtual_ranks, shards, shard_gradients and shard_weights are used; they must equal
-    // those of the model.
-    Optimizer(GPT2<floatX>& model, OptimizerConfig config, MemoryOptions options = {});
-    Optimizer(GPT2<floatX>& model, OptimizerConfig config, MemoryOptions options, const Groups& groups,
-              GradDtype grad_dtype);
+    // options: those of the model. groups: by default a single rank.
+    Optimizer(GPT2<floatX>& model, OptimizerConfig config, MemoryOptions options = {},
+              const Groups& groups = single_rank_groups(), GradDtype grad_dtype = GradDtype::fp32);
 
-    // Copies a tensor from host floats in the memory layout `full_layout`; set_shard: this rank's shard of it, in that
-    // of the model. WEIGHTS sets the master weights, and rounds them into the model's weights, which are complete after
-    // weights_loaded.
+    // Copies a tensor from host floats in the layout full_layout; set_shard: in the layout of the model, so without the
+    // shards of other tensor-parallel ranks. WEIGHTS sets the master weights and the model's weights, which are
+    // complete after weights_loaded.
     void set_state(Slot slot, Param p, int l, const float* values);
     void set_shard(Slot slot, Param p, int l, const float* values);
     void weights_loaded();
-    // Copies a tensor to host floats in the memory layout `full_layout`; WEIGHTS without master weights reads the
-    // model's weights, converted to fp32. If reads_together, all ranks must call it, between steps; null: only the
-    // other ranks get the tensor. get_state overwrites the memory of the gradients.
+    // Copies a tensor to host floats in the layout full_layout; WEIGHTS without master weights reads the model's
+    // weights, converted to fp32. If reads_together, all ranks must call it, between steps; values may be null on ranks
+    // that do not need the tensor. It overwrites the memory of the gradients.
     void get_state(float* values, Slot slot, Param p, int l);
     bool reads_together() const { return weights.shards > 1 || model.layout.shard.count > 1; }
 
@@ -73,15 +73,15 @@ struct Optimizer {
     void update(int b, const Shard& shard, float lr, int step);
     const float* gather_state(const float* from, Param p, int l);
     void get_shard(float* values, Slot slot, Param p, int l);
-    DeviceBuffer<float> chunk;  // of a tensor, from one tensor-parallel rank to the others
+    DeviceBuffer<float> chunk;  // piece of a tensor that a tensor-parallel rank sends to the others
     DeviceBuffer<float>& buffer(Slot slot) { return slot == WEIGHTS ? master : slot == 1 ? m : v; }
 };
 
-// Called by all ranks. GPT-2's initialization (init_param in params.h) of a whole model, by all ranks together. Uses
-// the memory of the gradients. The weights do not depend on the number of ranks.
+// Called by all ranks: each computes a part of GPT-2's initialization (init_param in params.h), in the memory of the
+// gradients. The weights do not depend on the number of ranks.
 template <class floatX>
 void init_weights(Optimizer<floatX>& optimizer, uint64_t seed);
 
-// Memory that Optimizer(...) allocates.
+// Lists the memory that an Optimizer allocates.
 template <class floatX>
 std::vector<MemoryItem> optimizer_memory(const GPT2Config& config, MemoryOptions options, int world_size);

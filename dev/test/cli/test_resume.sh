@@ -22,12 +22,6 @@ for precision in fp32 bf16 fp8; do
         env OMP_NUM_THREADS=1 "${run[@]}" --precision $precision --output "$scratch/one_$precision"
     check "$precision: 1 thread gives the same bits as 2" same_run "$whole" "$scratch/one_$precision"
 done
-check "--val-every 0 from a checkpoint: 8 steps" \
-    "${run[@]}" --precision fp32 --output "$scratch/no_val" --checkpoint-every 8 --stop-after 8
-check "--val-every 0 from a checkpoint: one more" \
-    "${run[@]}" --precision fp32 --output "$scratch/no_val" --val-every 0 --stop-after 1 --resume
-check "--val-every 0 from a checkpoint: keeps that step's validation" \
-    test "$(grep -c '"kind":"val","step":8,' "$scratch/no_val/log.jsonl")" = 1
 check "resuming a finished run does nothing" "${run[@]}" --precision fp32 --output "$scratch/whole_fp32" --resume
 check "resuming a finished run changes nothing" same_run "$scratch/whole_fp32" "$scratch/parts_fp32"
 

@@ -113,13 +113,6 @@ TEST_CASE("the step line has step, loss, norm, rate, time, speed, MFU and time l
           "step  1200/19560 | loss  3.8121 | norm   0.41 | lr 5.93e-04 |   140.0 ms |  1509 tok/s | eta 43m");
 }
 
-TEST_CASE("an MFU above 100 % is printed as >100%") {
-    LogOptions o = options("");
-    o.flops_per_token = 1.0, o.peak_flops = 1000.0;
-    CHECK(contains(step_line(o, record(7), 1000, 60), " | 100.0% MFU | "));
-    CHECK(contains(step_line(o, record(7), 1107, 60), " | >100% MFU | "));
-}
-
 TEST_CASE("a narrow step line drops whole columns, and last the speed and the time left") {
     LogOptions o = options("", 3000);
     o.flops_per_token = 803261952.0, o.peak_flops = 8 * 989e12;

@@ -92,7 +92,6 @@ TEST_CASE("damaged losses and norms of a checkpoint are refused") {
         changed.replace(changed.find(from), from.size(), to);
         return refusal([&] { outliers.restore(changed, "x"); });
     };
-    CHECK(refused(R"("losses":[])", R"("losses":[1e300])") == "65 x: the outliers of the run have the number 1e+300");
     CHECK(refused(R"("losses":[])", R"("losses":{})") == damaged);
     CHECK(refused(R"("skipped_in_row":0)", R"("skipped_in_row":2147483647)") == "");
     CHECK(step(outliers, 1, NAN).ends_run);  // the count must not overflow
