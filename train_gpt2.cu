@@ -18,7 +18,6 @@
 #include <unistd.h>
 
 #include "base/common.h"
-#include "base/host.h"
 #include "base/print.h"
 #include "commands/commands.h"
 #include "model/gpt2.h"
