@@ -81,8 +81,8 @@ fi
 
 # ---- the hashes of a run
 
-# values FOLDER KEYS: prints these values of each step, validation and sample. A number with more digits than a float has
-# is printed with nine: version 0.2.0 logged some floats with 17 digits.
+# values FOLDER KEYS: prints these values of each step, validation and sample. A number with more digits than a float
+# has is printed with nine: version 0.2.0 logged some floats with 17 digits.
 values() {
     awk -v keys="kind step $2" '
         BEGIN { n = split(keys, key, " ") }

@@ -80,7 +80,8 @@ check "a new run takes --config of another run: the same losses" cmp \
 refused "a --config that does not exist" 66 "none.toml" "$program" --config "$scratch/none.toml"
 sed 's/^lr = .*/lr = 1e31/' "$run/run.toml" >"$scratch/by_config/run.toml"
 refused "a bad value in run.toml" 65 \
-    "--lr 1e31 must be at least 0 and at most 1e+30 (from $scratch/by_config/run.toml" "$program" --resume --output "$scratch/by_config"
+    "--lr 1e31 must be at least 0 and at most 1e+30 (from $scratch/by_config/run.toml" \
+    "$program" --resume --output "$scratch/by_config"
 # A run of version 0.2.0 has no run.toml.
 cp -r "$run" "$scratch/older" && rm "$scratch/older/run.toml"
 python3 - "$scratch/older/run.json" "${data[@]}" <<'PY'

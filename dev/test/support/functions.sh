@@ -150,8 +150,8 @@ children() {
 runs() { [ -e "/proc/$1" ] && [ "$(sed 's/.*) //; s/ .*//' "/proc/$1/stat" 2>/dev/null)" != Z ]; }
 
 # take_ports: reserves 400 TCP ports for this test, and sets port to the first of them. The test and the processes that
-# it has started hold a lock on a file of /tmp until all of them have ended. The search begins at a place that depends on
-# the process ID, because a test in a chroot sees another /tmp but the same ports. All ports are below 32768, where
+# it has started hold a lock on a file of /tmp until all of them have ended. The search begins at a place that depends
+# on the process ID, because a test in a chroot sees another /tmp but the same ports. All ports are below 32768, where
 # Linux's choice of free ports begins.
 take_ports() {
     local i file lock
