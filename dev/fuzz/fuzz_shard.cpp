@@ -1,4 +1,4 @@
-// sources: llmc/base/common.cpp llmc/base/files.cpp llmc/data/shard.cpp
+// sources: llmc/data/shard.cpp llmc/base/common.cpp llmc/base/files.cpp llmc/base/print.cpp
 //
 // fuzz_shard.cpp: reads any bytes as a token shard. A file that open_shard accepts must be readable to its last token,
 // or be refused for a token outside of the vocabulary. No input may cause a crash or a read beyond the file.

@@ -1,4 +1,5 @@
-// sources: llmc/base/common.cpp llmc/base/files.cpp llmc/base/json.cpp llmc/text/tokenizer*.cpp llmc/text/unicode.cpp
+// sources: llmc/text/tokenizer*.cpp llmc/text/unicode.cpp llmc/base/common.cpp llmc/base/files.cpp llmc/base/json.cpp
+// llmc/base/print.cpp
 //
 // fuzz_tokenizer.cpp: reads any bytes as tokenizer.json, vocab.json or merges.txt, and as changes to valid files,
 // because random files lack tokens for most bytes. A tokenizer that is accepted must encode any text and decode it
