@@ -185,7 +185,7 @@ static void delete_older(const std::string& output, int64_t step, const KeepRule
         const bool newest = keep.newest == 0 || kept++ < keep.newest;
         const bool every = keep.every > 0 && older % keep.every == 0;
         if (newest || every || dir == best || older >= step) continue;
-        try_to("an old checkpoint was not deleted", warn, [&] {
+        try_to("an old checkpoint was not deleted", warn, [&dir = dir] {
             rename_path(dir, dir + ".tmp");  // a partly deleted checkpoint must not have a checkpoint's name
             remove_tree(dir + ".tmp");
         });
@@ -343,7 +343,7 @@ std::string best_checkpoint(const std::string& output) {
     std::string best;
     double lowest = std::numeric_limits<double>::infinity();
     for (const auto& [step, dir] : list_checkpoints(output))
-        try_to("", nullptr, [&] {  // a damaged checkpoint is not the best
+        try_to("", nullptr, [&, &dir = dir] {  // a damaged checkpoint is not the best
             const TrainerState state = read_trainer_state(dir);
             if (state.val_step != state.step || !(state.val_loss <= lowest)) return;
             lowest = state.val_loss;

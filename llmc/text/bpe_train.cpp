@@ -16,8 +16,6 @@
 #include "base/common.h"
 #include "text/tokenizer.h"
 
-static constexpr uint64_t GOLDEN = 0x9e3779b97f4a7c15;
-
 void PieceCounts::add(std::string_view piece, int64_t count) {
     if (piece.size() > size_t(MAX_PIECE)) {
         bytes_left_out += int64_t(piece.size()) * count;
