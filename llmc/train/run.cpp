@@ -217,8 +217,9 @@ void check_same(const std::vector<std::string>& rank_infos) {
     const json first = parse_json_object(rank_infos[0], "rank 0");
     for (size_t rank = 1; rank < rank_infos.size(); rank++) {
         const json other = parse_json_object(rank_infos[rank], "another rank");
-        for (const auto& [name, value] : first.items()) {
-            const std::string here = json_text(value),
+        // Backwards: different data say more than different options, whose names begin with a dash.
+        for (auto field = first.rbegin(); field != first.rend(); ++field) {
+            const std::string name = field.key(), here = json_text(*field),
                               there = other.contains(name) ? json_text(other[name]) : "nothing";
             ENSURE(there == here || may_differ.contains(name),
                    "rank %zu differs from rank 0: %s %s there, %s on rank 0", rank, name.c_str(), there.c_str(),

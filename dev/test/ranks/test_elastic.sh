@@ -32,8 +32,8 @@ agent() {
     agents[$1]=$!
 }
 # starts_with RANKS STARTS: the run has started so many times, the last time with this number of ranks.
-starts_with() { grep '"kind":"run"' "$out/log.jsonl" | awk -v n="$2" -v ranks="\"world_size\":$1," \
-    'index($0, ranks) { last = NR } END { exit !(NR == n && last == n) }'; }
+starts_with() { grep '"kind":"run"' "$out/log.jsonl" | awk -v n="$2" -v ranks="\"world_size\":$1[,}]" \
+    '$0 ~ ranks { last = NR } END { exit !(NR == n && last == n) }'; }
 started() {
     for _ in $(seq 400); do if starts_with "$@" 2>/dev/null; then return 0; fi; sleep 0.2; done
     grep '"kind":"run"' "$out/log.jsonl" | grep -o '"world_size":[0-9]*'
