@@ -139,7 +139,7 @@ ShardWriter::~ShardWriter() {
 }
 
 static void write_all(FILE* file, const std::string& path, const void* data, size_t bytes) {
-    if (fwrite(data, 1, bytes, file) != bytes) fail_errno(EXIT_IO, path, "write");
+    if (bytes > 0 && fwrite(data, 1, bytes, file) != bytes) fail_errno(EXIT_IO, path, "write");
 }
 
 void ShardWriter::write_header() {
