@@ -278,7 +278,7 @@ done
 report_all
 if [ ${#on_gpu[@]} = 0 ]; then skip "cuda" "$no_gpu"; fi
 for name in "${on_gpu[@]}"; do run "$name" 600 "build/release/$name"; done
-run check_cuda 900 ./dev/check_cuda.sh
+run check_cuda 900 ./dev/check_cuda.sh 80 90a  # without arguments it takes all architectures
 
 # test_gpt2 runs once for each value of CPU_ISA. The error for an unknown value lists all. Unit tests of operations go
 # through the values themselves.
