@@ -49,6 +49,7 @@ struct OutputFile {
 
   private:
     int fd;
+    int64_t written_back = 0;  // bytes that the disk has or is writing
     std::unique_ptr<XXH3_state_s, void (*)(XXH3_state_s*)> hash;
 };
 
