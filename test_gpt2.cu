@@ -106,7 +106,7 @@ static std::string hf_name(Param p, int l) {
 static std::vector<float> to_memory(const std::vector<float>& hf, const ParamLayout& layout, Param p) {
     std::vector<float> out(layout.size(p), 0.0f);
     const int cols = layout.cols(p), rows = int(hf.size()) / cols;
-    const bool transposed = param_table[p].hf_layout == HFLayout::transposed;
+    const bool transposed = param_table[p].transposed_in_hf();
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < cols; c++)
             out[int64_t(r) * cols + c] = hf[transposed ? int64_t(c) * rows + r : int64_t(r) * cols + c];

@@ -103,7 +103,7 @@ struct ProfileRange {
     const int64_t number;
     const double begin;  // seconds_now(); negative: not recorded
 };
-void device_begin_range(const char* name);  // a range of a profiler; does nothing on the CPU
+void device_begin_range(const char* name);  // opens a range in a profiler; does nothing on the CPU
 void device_end_range();
 
 // A stream that is destroyed with its owner.

@@ -41,7 +41,7 @@ HOST_DEVICE __attribute__((always_inline)) inline uint8_t fp8_code(float x) {
 template <class Format>
 HOST_DEVICE __attribute__((always_inline)) inline float fp8_value(uint8_t code) {
     constexpr int shift = 23 - Format::mantissa;
-    constexpr uint32_t step = uint32_t(128 - Format::bias - Format::mantissa) << 23;  // of the smallest values
+    constexpr uint32_t step = uint32_t(128 - Format::bias - Format::mantissa) << 23;  // spacing of the smallest values
     const uint32_t magnitude = code & 0x7f;
     const float subnormal = float(int(magnitude)) * __builtin_bit_cast(float, step);
     const uint32_t normal = (magnitude << shift) + (uint32_t(127 - Format::bias) << 23);

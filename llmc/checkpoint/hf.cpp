@@ -158,7 +158,7 @@ static std::string hf_name(Param p, int l) {
 static std::vector<int64_t> hf_shape(const ParamLayout& layout, Param p) {
     const int64_t rows = dim_size(layout.config, param_table[p].rows), cols = layout.cols(p);
     if (param_table[p].rows == Dim::one) return {cols};
-    if (param_table[p].hf_layout == HFLayout::transposed) return {cols, rows};
+    if (param_table[p].transposed_in_hf()) return {cols, rows};
     return {rows, cols};
 }
 
@@ -218,7 +218,7 @@ FileSum write_tensors(const std::string& path, const ParamLayout& layout, const 
         for_each_tensor(layout, [&](Param p, int l) {
             const float* data = view(group.slot, p, l);
             const int rows = layout.rows(p), cols = layout.cols(p);
-            if (param_table[p].hf_layout != HFLayout::transposed)
+            if (!param_table[p].transposed_in_hf())
                 return writer.write(data, writer.tensors[writer.next].elements());  // leaves out padded rows
             strip.resize(size_t(STRIP) * rows);
             for (int c = 0; c < cols; c += STRIP) {
@@ -263,7 +263,7 @@ static void check_finite(const Safetensors& file, const TensorInfo& tensor, cons
 // Reads one tensor into memory layout; padded rows are zero.
 static void read_param(const Safetensors& file, const TensorInfo& tensor, const ParamLayout& layout, Param p,
                        std::vector<float>& memory, std::vector<float>& transposed) {
-    const bool transposes = param_table[p].hf_layout == HFLayout::transposed;
+    const bool transposes = param_table[p].transposed_in_hf();
     memory.resize(std::max(memory.size(), size_t(layout.size(p))));
     if (transposes) transposed.resize(std::max(transposed.size(), size_t(layout.size(p))));
     float* from = transposes ? transposed.data() : memory.data();

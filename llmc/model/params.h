@@ -39,7 +39,6 @@ enum Param {
 enum class Scope { model, layer };
 enum class Dim { one, V, T, C, C3, C4 };       // "one": the tensor has one dimension
 enum class Init { normal, residual, ones, zeros };  // normal: N(0, 0.02); residual: N(0, 0.02 / sqrt(2 L))
-enum class HFLayout { same, transposed };
 // How tensor parallelism divides a tensor (Shoeybi et al. 2019): by output channels (rows of a matrix, elements of a
 // bias), by input channels (columns of a matrix), or by heads: by output channels in each of the thirds Q, K and V.
 // none: each rank has the whole tensor.
@@ -53,28 +52,31 @@ struct ParamSpec {
     Dim rows, cols;
     Init init;
     bool decay;
-    HFLayout hf_layout;   // Hugging Face's Conv1D stores (in, out), this program (out, in)
     Split split;
+
+    // Hugging Face's Conv1D stores a layer's matrices as (in, out), this program stores (out, in).
+    constexpr bool transposed_in_hf() const { return scope == Scope::layer && rows != Dim::one; }
 };
 
+// wte is also the LM head.
 constexpr ParamSpec param_table[NUM_PARAMS] = {
     // clang-format off
-    {wte,      "wte",      "wte.weight",         Scope::model, Dim::V,   Dim::C,  Init::normal,   true,  HFLayout::same,       Split::output},  // also the LM head
-    {wpe,      "wpe",      "wpe.weight",         Scope::model, Dim::T,   Dim::C,  Init::normal,   true,  HFLayout::same,       Split::none},
-    {lnfw,     "lnfw",     "ln_f.weight",        Scope::model, Dim::one, Dim::C,  Init::ones,     false, HFLayout::same,       Split::none},
-    {lnfb,     "lnfb",     "ln_f.bias",          Scope::model, Dim::one, Dim::C,  Init::zeros,    false, HFLayout::same,       Split::none},
-    {qkvw,     "qkvw",     "attn.c_attn.weight", Scope::layer, Dim::C3,  Dim::C,  Init::normal,   true,  HFLayout::transposed, Split::heads},
-    {attprojw, "attprojw", "attn.c_proj.weight", Scope::layer, Dim::C,   Dim::C,  Init::residual, true,  HFLayout::transposed, Split::input},
-    {fcw,      "fcw",      "mlp.c_fc.weight",    Scope::layer, Dim::C4,  Dim::C,  Init::normal,   true,  HFLayout::transposed, Split::output},
-    {fcprojw,  "fcprojw",  "mlp.c_proj.weight",  Scope::layer, Dim::C,   Dim::C4, Init::residual, true,  HFLayout::transposed, Split::input},
-    {ln1w,     "ln1w",     "ln_1.weight",        Scope::layer, Dim::one, Dim::C,  Init::ones,     false, HFLayout::same,       Split::none},
-    {ln1b,     "ln1b",     "ln_1.bias",          Scope::layer, Dim::one, Dim::C,  Init::zeros,    false, HFLayout::same,       Split::none},
-    {qkvb,     "qkvb",     "attn.c_attn.bias",   Scope::layer, Dim::one, Dim::C3, Init::zeros,    false, HFLayout::same,       Split::heads},
-    {attprojb, "attprojb", "attn.c_proj.bias",   Scope::layer, Dim::one, Dim::C,  Init::zeros,    false, HFLayout::same,       Split::none},
-    {ln2w,     "ln2w",     "ln_2.weight",        Scope::layer, Dim::one, Dim::C,  Init::ones,     false, HFLayout::same,       Split::none},
-    {ln2b,     "ln2b",     "ln_2.bias",          Scope::layer, Dim::one, Dim::C,  Init::zeros,    false, HFLayout::same,       Split::none},
-    {fcb,      "fcb",      "mlp.c_fc.bias",      Scope::layer, Dim::one, Dim::C4, Init::zeros,    false, HFLayout::same,       Split::output},
-    {fcprojb,  "fcprojb",  "mlp.c_proj.bias",    Scope::layer, Dim::one, Dim::C,  Init::zeros,    false, HFLayout::same,       Split::none},
+    {wte,      "wte",      "wte.weight",         Scope::model, Dim::V,   Dim::C,  Init::normal,   true,  Split::output},
+    {wpe,      "wpe",      "wpe.weight",         Scope::model, Dim::T,   Dim::C,  Init::normal,   true,  Split::none},
+    {lnfw,     "lnfw",     "ln_f.weight",        Scope::model, Dim::one, Dim::C,  Init::ones,     false, Split::none},
+    {lnfb,     "lnfb",     "ln_f.bias",          Scope::model, Dim::one, Dim::C,  Init::zeros,    false, Split::none},
+    {qkvw,     "qkvw",     "attn.c_attn.weight", Scope::layer, Dim::C3,  Dim::C,  Init::normal,   true,  Split::heads},
+    {attprojw, "attprojw", "attn.c_proj.weight", Scope::layer, Dim::C,   Dim::C,  Init::residual, true,  Split::input},
+    {fcw,      "fcw",      "mlp.c_fc.weight",    Scope::layer, Dim::C4,  Dim::C,  Init::normal,   true,  Split::output},
+    {fcprojw,  "fcprojw",  "mlp.c_proj.weight",  Scope::layer, Dim::C,   Dim::C4, Init::residual, true,  Split::input},
+    {ln1w,     "ln1w",     "ln_1.weight",        Scope::layer, Dim::one, Dim::C,  Init::ones,     false, Split::none},
+    {ln1b,     "ln1b",     "ln_1.bias",          Scope::layer, Dim::one, Dim::C,  Init::zeros,    false, Split::none},
+    {qkvb,     "qkvb",     "attn.c_attn.bias",   Scope::layer, Dim::one, Dim::C3, Init::zeros,    false, Split::heads},
+    {attprojb, "attprojb", "attn.c_proj.bias",   Scope::layer, Dim::one, Dim::C,  Init::zeros,    false, Split::none},
+    {ln2w,     "ln2w",     "ln_2.weight",        Scope::layer, Dim::one, Dim::C,  Init::ones,     false, Split::none},
+    {ln2b,     "ln2b",     "ln_2.bias",          Scope::layer, Dim::one, Dim::C,  Init::zeros,    false, Split::none},
+    {fcb,      "fcb",      "mlp.c_fc.bias",      Scope::layer, Dim::one, Dim::C4, Init::zeros,    false, Split::output},
+    {fcprojb,  "fcprojb",  "mlp.c_proj.bias",    Scope::layer, Dim::one, Dim::C,  Init::zeros,    false, Split::none},
     // clang-format on
 };
 constexpr bool param_table_is_ordered() {

@@ -61,10 +61,11 @@ TEST_CASE("there are 16 kinds of tensors, 4 of the model and 12 of each layer, w
         names.insert(p.name);
         hf_names.insert(p.hf_name);
         layer += p.scope == Scope::layer;
-        // Decay is for matrices and embeddings; Conv1D matrices are transposed, embeddings and vectors are not.
-        CHECK(p.decay == (p.rows != Dim::one));
-        CHECK((p.hf_layout == HFLayout::transposed) == (p.scope == Scope::layer && p.rows != Dim::one));
+        CHECK(p.decay == (p.rows != Dim::one));  // decay is for matrices and embeddings
     }
+    // Conv1D matrices are transposed in Hugging Face's files, embeddings and vectors are not.
+    for (const Param p : {qkvw, attprojw, fcw, fcprojw}) CHECK(param_table[p].transposed_in_hf());
+    for (const Param p : {wte, wpe, lnfw, ln1w, qkvb}) CHECK_FALSE(param_table[p].transposed_in_hf());
     CHECK(names.size() == 16);
     CHECK(hf_names.size() == 16);
     CHECK(layer == 12);
