@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "base/common.h"
+#include "base/host.h"
 #include "base/print.h"
 #include "commands/commands.h"
 #include "model/gpt2.h"
@@ -126,6 +127,7 @@ static int train(const Run& run, Log& log, const Launch& launch) {
     Saver<floatX> saver(trainer);
     const Options& o = run.options;
     if (saves_checkpoints(o)) stop_on_signals(run.is_rank0());
+    if (device_memory_is_host()) bind_threads();  // after the start of the threads that read data and send messages
     try {
         train_loop(trainer, saver, o.stop_after > 0 ? std::min(o.steps, trainer.state.step + o.stop_after) : o.steps);
         return trainer.finish(saver.saved_step);

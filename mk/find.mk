@@ -113,7 +113,7 @@ $(error MPI=1, but there is no Open MPI: apt-get install libopenmpi-dev openmpi-
 endif
 endif
 
-# GCC's libgomp is linked statically where it can be: threads.cpp can set its environment only then.
+# GCC's libgomp is linked statically where it can be: base/host.cpp can set its environment only then.
 ifeq ($(SANITIZE)$(LIBOMP_HOME)$(findstring clang,$(CXX)),)
 GOMP   := $(filter /%,$(shell $(CXX) -print-file-name=libgomp.a))
 LDLIBS += $(if $(GOMP),$(GOMP) -ldl -Wl$(comma)--as-needed)

@@ -5,7 +5,6 @@
 set -euo pipefail
 rounds=${ROUNDS:-5} steps=${STEPS:-12} scratch=$(mktemp -d)
 trap 'kill $(jobs -p) 2>/dev/null; rm -rf "$scratch"' EXIT
-export OMP_NUM_THREADS=2
 [ $# -gt 0 ] || set -- build/release/train_gpt2
 seq 60000 >"$scratch/text.txt"
 "$1" tokenize "$scratch/text.txt" --output "$scratch/data" --train-bpe 300 --quiet >"$scratch/log"

@@ -1,6 +1,7 @@
 #include "base/host.h"
 
 #include <omp.h>
+#include <sched.h>
 #include <unistd.h>
 #include <sys/resource.h>
 
@@ -17,11 +18,38 @@ int openmp_threads() {
     return threads;
 }
 
-void yield_to_training() {
 #if defined(__linux__)
-    setpriority(PRIO_PROCESS, id_t(gettid()), 10);
-#endif
+static cpu_set_t cores_at_start() {
+    cpu_set_t cores;
+    if (sched_getaffinity(0, sizeof cores, &cores)) CPU_ZERO(&cores);  // more cores than a cpu_set_t has: no binding
+    return cores;
 }
+static const cpu_set_t process_cores = cores_at_start();
+
+void bind_threads() {
+    for (const char* setting : {"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"})
+        if (getenv(setting)) return;
+    if (openmp_threads() != CPU_COUNT(&process_cores)) return;
+#pragma omp parallel
+    {
+        int core = 0;
+        for (int before = omp_get_thread_num(); before > 0 || !CPU_ISSET(core, &process_cores); core++)
+            before -= CPU_ISSET(core, &process_cores) ? 1 : 0;
+        cpu_set_t one;
+        CPU_ZERO(&one);
+        CPU_SET(core, &one);
+        sched_setaffinity(0, sizeof one, &one);
+    }
+}
+
+void yield_to_training() {
+    if (CPU_COUNT(&process_cores)) sched_setaffinity(0, sizeof process_cores, &process_cores);
+    setpriority(PRIO_PROCESS, id_t(gettid()), 10);
+}
+#else
+void bind_threads() {}
+void yield_to_training() {}
+#endif
 
 // Limits how long a waiting thread spins before it sleeps: 4000 turns of libgomp, 100 us on an AMD EPYC. libgomp's
 // default is 8 ms there, libomp's 200 ms. A thread that spins until a descheduled thread returns wastes its core:

@@ -30,6 +30,12 @@ int64_t host_bytes_free(int processes = 1);
 // that the process may use, so it is measured in a region.
 int openmp_threads();
 
-// Gives the calling thread a lower priority, and the threads that it starts. The threads of training wait for each
-// other, so one that shared its core evenly with this thread would delay them all.
+// Binds each OpenMP thread to a core of its own if there are as many as cores that the process may use. Beside a busy
+// program the scheduler may put two of them on one core otherwise, where they wait for each other. Settings of the user
+// (OMP_PROC_BIND, OMP_PLACES, GOMP_CPU_AFFINITY, KMP_AFFINITY) take precedence. Threads that the calling thread starts
+// later are bound like it.
+void bind_threads();
+
+// Gives the calling thread, and those that it starts, all cores of the process and a lower priority. The threads of
+// training wait for each other, so one that shared its core evenly with this thread would delay them all.
 void yield_to_training();
