@@ -17,7 +17,7 @@ enum class GradDtype { fp32, bf16 };  // dtype of gradients in collectives (--gr
 struct Comm {
     using Ticket = int64_t;
     int rank = 0, world_size = 1;
-    int shard_index = 0;  // index of this rank's shard after reduce_scatter; with MPI it is the bit-reversed rank
+    int shard_index = 0;  // index of this rank's shard after reduce_scatter: the rank, with MPI its bits reversed
     int64_t bytes_sent = 0, calls = 0, waits = 0;  // totals of this rank; calls: collectives; waits: for collectives
     double exposed_seconds = 0.0;  // time in which the host or a stream was blocked in the waits that have ended
     // Watchdog of this rank, shared with the groups; null: nobody watches. It also guards the destructor, in which the

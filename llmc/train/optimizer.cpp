@@ -94,8 +94,8 @@ void Optimizer<floatX>::weights_loaded() {
     }
 }
 
-// Returns a whole tensor of fp32 state. With shards, the ranks broadcast their shards of the tensor into the memory of
-// the tensor's gradient.
+// Returns a whole tensor of fp32 state, on the rank of shard 0. With shards, the other ranks broadcast theirs of the
+// tensor into the memory of the tensor's gradient.
 template <class floatX>
 const float* Optimizer<floatX>::gather_state(const float* from, Param p, int l) {
     const int64_t offset = model.layout.offset(p, l), size = model.layout.size(p);
@@ -109,7 +109,7 @@ const float* Optimizer<floatX>::gather_state(const float* from, Param p, int l) 
         const int64_t bytes = (end - begin) * int64_t(sizeof(float));
         float* to = whole + begin - offset;
         if (q == weights.shard_index) copy_on_device(to, from + shard.at + begin - shard.begin, bytes, model.stream);
-        last = gradients.comm.broadcast(to, bytes, q, model.stream);
+        if (q > 0) last = gradients.comm.broadcast(to, bytes, q, model.stream);
     }
     gradients.comm.wait(last, model.stream);
     return whole;

@@ -46,8 +46,9 @@ struct Optimizer {
     void set_shard(Slot slot, Param p, int l, const float* values);
     void weights_loaded();
     // Copies a tensor to host floats in the layout full_layout; WEIGHTS without master weights reads the model's
-    // weights, converted to fp32. If reads_together, all ranks must call it, between steps; values may be null on ranks
-    // that do not need the tensor. It overwrites the memory of the gradients.
+    // weights, converted to fp32. If reads_together, all ranks must call it, between steps, and only the rank of shard
+    // 0, which is rank 0, gets the whole tensor; values may be null on the others. It overwrites the memory of the
+    // gradients.
     void get_state(float* values, Slot slot, Param p, int l);
     bool reads_together() const { return weights.shards > 1 || model.layout.shard.count > 1; }
 
