@@ -5,6 +5,7 @@ number is one word. No test asserts a time: it waits for an event (a line of a l
 seconds only end a test that hangs.
 """
 
+import functools
 import json
 import os
 import shlex
@@ -26,8 +27,8 @@ LIMIT = 240 * SLOWER  # seconds after which a command hangs
 # Options of a run of about a second. Later options override them.
 TINY = "--layers 2 --heads 2 --channels 32 --seq-len 16 --micro-batch 2 --global-batch 64 --lr 1e-2 --warmup 2 --quiet"
 
-# Lets mpirun start more ranks than cores, also as root, and lets a waiting rank yield its core. The variables OMPI_* are
-# for Open MPI 4, PRTE_* for Open MPI 5, whose mpirun is PRRTE's.
+# Lets mpirun start more ranks than cores, also as root, and lets a waiting rank yield its core. The variables OMPI_*
+# are for Open MPI 4, PRTE_* for Open MPI 5, whose mpirun is PRRTE's.
 MPI_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OMPI_MCA_mpi_yield_when_idle": "1",
@@ -302,6 +303,7 @@ class Launch:
 ONE = Launch("one process")
 
 
+@functools.cache
 def no_mpi_because():
     """Returns why ranks cannot be started by mpirun here, or nothing."""
     if not any((Path(folder) / "mpirun").exists() for folder in os.environ["PATH"].split(":")):
