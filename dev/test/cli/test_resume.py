@@ -1,0 +1,190 @@
+"""test_resume.py: a run that is stopped, killed or fails, and is resumed, has the log and weights of an uninterrupted
+run, byte for byte."""
+
+import functools
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+from harness import SLOWER, Run, assert_same_run, assert_same_weights, close, train, train_command
+
+FORMS = {
+    "fp32": "--precision fp32",
+    "bf16": "--precision bf16",
+    "fp8": "--precision fp8",
+    "no_masters": "--precision bf16 --master-weights off",  # rounds stochastically
+}
+RUN = "--steps 20 --val-every 4 --sample-every 5 --sample-tokens 8 --checkpoint-every 7 --keep 0"
+ENDLESS = "--precision fp32 --schedule constant --steps 10000000 --val-every 0 --checkpoint-every"
+# Steps of a thousand micro-steps.
+LONG = f"--precision fp32 --channels 64 --micro-batch 1 --global-batch {16000 // SLOWER} --steps 3 --checkpoint-every 3"
+emulated = pytest.mark.skipif(SLOWER != 1, reason="an emulator of another CPU catches signals before the program does")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Makes one thread the default: several would wait for each other beside other programs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, data):
+    """whole(form) returns the uninterrupted run, by two threads."""
+
+    @functools.cache
+    def of_form(form):
+        out = tmp_path_factory.mktemp("whole") / form
+        return train(RUN, FORMS[form], out=out, data=data, env={"OMP_NUM_THREADS": 2})
+
+    return of_form
+
+
+@pytest.fixture(scope="module")
+def long_run(tmp_path_factory, more_data):
+    """An uninterrupted run of three long steps."""
+    return train(LONG, out=tmp_path_factory.mktemp("long") / "run", data=more_data, val=False)
+
+
+def saved(run):
+    """Returns whether the newest checkpoint is that of the last step in the log."""
+    return Run(run).latest() == f"step_{Run(run).last_step() + 1:06d}"
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_run_in_parts_by_one_or_two_threads_has_the_bits_of_a_run_in_one_part(form, whole, tmp_path, data):
+    for threads, options in [(1, "--stop-after 6"), (2, "--stop-after 7 --resume"), (1, "--resume")]:
+        train(RUN, FORMS[form], options, out=tmp_path / "run", data=data, env={"OMP_NUM_THREADS": threads})
+    assert list(whole(form).losses()) == list(range(20))
+    assert_same_run(whole(form), tmp_path / "run", 20)
+
+
+def test_without_master_weights_a_bf16_checkpoint_resumes_with_the_same_bits(whole, tmp_path, data):
+    options = {"out": tmp_path / "run", "data": data}
+    train(RUN, FORMS["no_masters"], "--export-dtype bf16 --stop-after 12", **options)
+    train(RUN, FORMS["no_masters"], "--export-dtype fp32 --resume", **options)
+    assert_same_run(whole("no_masters"), tmp_path / "run", 20)
+
+
+def test_without_master_weights_other_weights_reach_a_close_loss(whole):
+    with pytest.raises(AssertionError):
+        assert_same_weights(whole("no_masters").checkpoint(20), whole("bf16").checkpoint(20))
+    assert close(whole("no_masters").val_loss(), whole("bf16").val_loss(), 0.02)
+
+
+def test_a_killed_run_resumes_from_its_last_checkpoint(train_in_background, tmp_path, data):
+    killed, undisturbed = Run(tmp_path / "killed"), tmp_path / "undisturbed"
+    process = train_in_background(ENDLESS, "50 --keep 3", out=killed, data=data)
+    process.wait_for(lambda: (killed.latest() or "") >= "step_000100", "two checkpoints")
+    process.signal(signal.SIGKILL)
+    assert process.wait() == 128 + signal.SIGKILL
+    steps = int(killed.latest().removeprefix("step_")) + 20
+    for run in (killed, undisturbed):
+        train(ENDLESS, f"50 --resume --steps {steps}", out=run, data=data)
+    assert_same_run(undisturbed, killed, steps)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_step_that_a_signal_interrupts_is_left_and_repeated(number, start, long_run, tmp_path, more_data):
+    run = tmp_path / "run"
+    process = start("env --default-signal=INT", train_command(LONG, out=run, data=more_data, val=False))
+    process.wait_for_step(run, 0)
+    process.signal(number)
+    assert process.wait() == 75
+    assert "stopping: the run leaves this step" in process.output
+    assert saved(run)
+    train(LONG, "--resume", out=run, data=more_data, val=False)
+    assert_same_run(long_run, run, 3)
+
+
+def test_a_sigint_that_the_caller_ignores_does_not_stop_the_run(start, tmp_path, data):
+    run = tmp_path / "run"
+    process = start("env --ignore-signal=INT", train_command(ENDLESS, 10000000, out=run, data=data))
+    process.wait_for_step(run, 3)
+    process.signal(signal.SIGINT)
+    process.wait_for_step(run, Run(run).last_step() + 50)
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 75
+
+
+@emulated
+def test_a_signal_in_the_first_step_saves_nothing(train_in_background, tmp_path, more_data):
+    run = Run(tmp_path / "run")
+    process = train_in_background(LONG, "--quiet=0", out=run, data=more_data)
+    process.wait_for(lambda: run.lines("val"), "the validation before the first step")
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 75
+    assert "there is nothing to save" in process.output
+    assert run.latest() is None
+
+
+@emulated
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_before_the_first_step_ends_the_process_and_leaves_the_checkpoint(number, start, tmp_path, data):
+    def files():
+        return {path: path.read_bytes() for path in run.checkpoint(1).iterdir()}
+
+    # The model is so large that it is still being loaded when the lock is there.
+    run, large = Run(tmp_path / "run"), "--channels 512 --keep 1 --steps 2"
+    train(large, "--stop-after 1", out=run, data=data)
+    before = files()
+    process = start("env --default-signal=INT", train_command(large, "--resume", out=run, data=data))
+    process.wait_for((run / "run.lock").exists, "the lock")
+    process.signal(number)
+    assert process.wait() == 128 + number
+    assert files() == before
+    train(large, "--resume", out=run, data=data)
+
+
+def catches(pid, number):
+    fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return int(fields["SigCgt"], 16) >> (number - 1) & 1
+
+
+VALIDATED = "--precision fp32 --steps 4 --val-every 4 --val-batches 2000 --quiet=0"
+
+
+@pytest.fixture(scope="module")
+def validated(tmp_path_factory, data, more_data):
+    """(options, run): an uninterrupted run with long validations, before the first and after the last step."""
+    options = [VALIDATED, ["--val-data", more_data / "train_*.bin"]]
+    return options, train(*options, out=tmp_path_factory.mktemp("validated") / "run", data=data)
+
+
+@pytest.mark.parametrize("step", [pytest.param(0, marks=emulated), 4])
+def test_a_signal_leaves_a_validation_and_saves_its_step(step, train_in_background, validated, tmp_path, data):
+    options, uninterrupted = validated
+    run = Run(tmp_path / "run")
+    process = train_in_background(*options, out=run, data=data)
+    if step == 0:
+        process.wait_for(lambda: catches(process.pid, signal.SIGTERM), "the handler of SIGTERM")
+    else:
+        process.wait_for_step(run, step - 1)
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 75
+    assert step not in run.val_losses()
+    assert run.latest() == (None if step == 0 else "step_000004")
+    assert ("there is nothing to save" in process.output) == (step == 0)
+    train(*options, "--resume", out=run, data=data)
+    assert_same_run(uninterrupted, run, 4)
+
+
+@pytest.mark.parametrize("loss, code", [("cut", 65), ("removed", 66)])
+def test_data_that_become_unreadable_end_the_run_after_a_save(loss, code, train_in_background, long_run, tmp_path,
+                                                              more_data):
+    spoilt, run = shutil.copytree(more_data, tmp_path / "spoilt"), tmp_path / "run"
+    shard = next(spoilt.glob("train_*.bin"))
+    process = train_in_background(LONG, out=run, data=spoilt, val=False)
+    process.wait_for_step(run, 0)
+    if loss == "cut":
+        with open(shard, "r+b") as file:
+            file.truncate(5000)
+    else:
+        shard.unlink()
+    assert process.wait() == code
+    assert saved(run)
+    shutil.copy(more_data / shard.name, shard)
+    train(LONG, "--resume", out=run, data=spoilt, val=False)
+    assert_same_run(long_run, run, 3)
