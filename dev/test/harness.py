@@ -23,6 +23,8 @@ EMULATED = RELEASE / "emulator/train_gpt2cu"  # the GPU program in the emulator
 # How many times slower than usual the program runs, for example under an emulator of another CPU.
 SLOWER = int(os.environ.get("SLOWER", "1"))
 LIMIT = 240 * SLOWER  # seconds after which a command hangs
+# A shell makes a program in the background ignore SIGINT, and the program's children inherit this.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Options of a run of about a second. Later options override them.
 TINY = "--layers 2 --heads 2 --channels 32 --seq-len 16 --micro-batch 2 --global-batch 64 --lr 1e-2 --warmup 2 --quiet"

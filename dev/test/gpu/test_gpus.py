@@ -1,0 +1,115 @@
+"""test_gpus.py: --ranks N on GPUs, which starts one rank per GPU, in the emulator: the same bits as one GPU, signals,
+a killed rank, a killed parent process, and refused starts."""
+
+import os
+import pty
+import signal
+
+import harness
+import pytest
+from harness import EMULATED, Launch, Run, assert_same_run, ranks_of, run, runs, train, wait_until
+
+pytestmark = pytest.mark.skipif(not EMULATED.exists(), reason="build/release/emulator/train_gpt2cu is not built")
+GPUS = Launch("4 emulated GPUs", EMULATED, env={"SIMT_DEVICES": 4, "OMP_NUM_THREADS": 1})
+SMALL = "--layers 1 --heads 1 --vocab-size 384 --micro-batch 1 --precision fp32 --autotune off"
+SHORT = f"{SMALL} --steps 4 --checkpoint-every 4 --deterministic-ranks 2"
+ENDLESS = f"{SMALL} --global-batch 0 --steps 1000000 --checkpoint-every 1000000 --ranks 2"
+
+
+def world_size(folder):
+    return Run(folder).lines()[0]["world_size"]
+
+
+def test_ranks_2_gives_the_bits_of_one_gpu_and_a_resume_needs_no_other_option(data, tmp_path):
+    one = train(SHORT, by=GPUS, data=data, val=False, out=tmp_path / "one")
+    two = train(SHORT, "--ranks 2", by=GPUS, data=data, val=False, out=tmp_path / "two")
+    assert (world_size(one), world_size(two)) == (1, 2)
+    assert_same_run(one, two, 4)
+    run(EMULATED, "--resume --ranks 2 --steps 6 --output", two, env=GPUS.env)
+    assert two.last_step() == 5
+
+
+@pytest.mark.parametrize("number, gpus", [("all", 4), ("1", 1)])
+def test_ranks_takes_every_gpu_or_one(data, tmp_path, number, gpus):
+    out = train(SMALL, "--steps 2 --warmup 1 --ranks", number, by=GPUS, data=data, val=False, out=tmp_path / "run")
+    assert world_size(out) == gpus
+
+
+def test_plan_takes_more_gpus_than_there_are():
+    assert " x 16 ranks x " in run(EMULATED, "plan", harness.TINY, SMALL, "--global-batch 256 --ranks 16").out
+
+
+# ---- signals and faults
+
+
+@pytest.fixture
+def endless(train_in_background, data, tmp_path):
+    """A run of two ranks that trains: its process, the process IDs of the ranks, and its folder."""
+    out = Run(tmp_path / "run")
+    process = train_in_background(ENDLESS, by=GPUS, data=data, val=False, out=out)
+    process.wait_for_step(out, 3)
+    return process, ranks_of(process), out
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
+def test_a_signal_ends_all_ranks_after_a_checkpoint(endless, name):
+    process, ranks, out = endless
+    process.signal(getattr(signal, name))
+    assert process.wait() == 75
+    assert out.latest() and not any(map(runs, ranks))
+
+
+def test_ctrl_c_on_a_terminal_ends_all_ranks_after_a_checkpoint(data, tmp_path):
+    out = Run(tmp_path / "run")
+    command = harness.train_command(ENDLESS, by=GPUS, data=data, val=False, out=out)
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execvpe(command[0], command, harness.environment(GPUS.env))
+    try:
+        wait_until(lambda: out.last_step() >= 3 or not runs(child), "step 3")
+        os.write(terminal, b"\x03")
+        wait_until(lambda: not runs(child), "the end")
+    finally:
+        if runs(child):
+            os.kill(child, signal.SIGKILL)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        os.close(terminal)
+    assert status == 75 and out.latest()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_ends_all_and_the_error_names_it(endless, rank):
+    process, ranks, _ = endless
+    os.kill(ranks[rank], signal.SIGKILL)
+    assert process.wait() == 137
+    assert f"error: rank {rank} was ended by signal 9 (Killed)\n" in process.output
+    assert not any(map(runs, ranks))
+
+
+def test_kill_9_of_the_parent_leaves_no_rank(endless):
+    process, ranks, _ = endless
+    process.signal(signal.SIGKILL)
+    wait_until(lambda: not any(map(runs, ranks)), "the end of the ranks")
+
+
+# ---- refused starts
+
+
+@pytest.mark.parametrize("code, text, options", [
+    (2, "--global-batch 24 is not", "--ranks 2 --global-batch 24"),  # an error of all ranks is printed once
+    (66, "none_", "--ranks 2 --train-data none_*.bin"),
+    (2, "--zero 9", "--ranks 2 --zero 9"),
+    (2, "--ranks 5, but there are 4 GPUs on this machine", "--ranks 5"),
+    (2, "--ranks: 'x' is not a whole number", "--ranks x"),
+])
+def test_refused_starts_print_one_error_and_write_nothing(data, tmp_path, code, text, options):
+    out = tmp_path / "never"
+    harness.refused(code, text, harness.train_command(SHORT, options, by=GPUS, data=data, out=out), env=GPUS.env)
+    assert not (out / "log.jsonl").exists()
+
+
+def test_ranks_under_torchrun_is_refused(data, tmp_path):
+    launched = {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29511}
+    harness.refused(2, "torchrun has started 2",
+                    harness.train_command(SHORT, "--ranks 4", by=GPUS, data=data, out=tmp_path / "never"),
+                    env={**GPUS.env, **launched})
