@@ -1,0 +1,45 @@
+"""mpi.py: what the tests of ranks share: other commands on each rank, refusals, and the end of all ranks."""
+
+import re
+import shlex
+import socket
+
+from harness import MPI_ENVIRONMENT, PROGRAM, TINY, close, execute, ranks, run, runs, train, wait_until, words
+
+HOST = socket.gethostname()
+
+
+def each_rank(*commands):
+    """Returns the words by which rank r of one mpirun runs the words commands[r].
+
+    `mpirun -np 1 A : -np 1 B` would do the same, but it crashes the mpirun of Open MPI 5.0.7.
+    """
+    cases = " ".join(f"{rank}) exec {shlex.join(command)} ;;" for rank, command in enumerate(commands))
+    return words(ranks(len(commands)).prefix) + ["sh", "-c", f"case $OMPI_COMM_WORLD_RANK in {cases} esac"]
+
+
+def ranks_refuse(text, *command, code=2):
+    """Runs ranks that must end with this code. Each line "error: ..." of a rank must name it and have this text."""
+    result = execute(*command, env=MPI_ENVIRONMENT)
+    assert result.code == code and result.errors, result
+    for error in result.errors:
+        assert text in error and re.match(rf"error: rank \d+ on {HOST}: ", error), result
+    return result
+
+
+def mpirun_says(expression, output):
+    """Returns whether mpirun's message, which it breaks at 80 columns, matches."""
+    return re.search(expression, " ".join(output.split())) is not None
+
+
+def wait_for_end_of(pids):
+    """Waits until all processes have ended. The mpirun of Open MPI 5 can end a moment before its last rank."""
+    wait_until(lambda: not any(map(runs, pids)), f"the end of the processes {pids}")
+
+
+def assert_sends_planned_bytes(n, *options, data, tmp_path):
+    """Asserts that a step of n ranks sends the bytes that `plan` prints, in three digits."""
+    plan = run(PROGRAM, "plan", TINY, *options, "--ranks", n).out
+    number, unit = re.search(r"each rank sends ([\d.]+) ([KM])iB ", plan).groups()
+    sent = train(*options, "--steps 2", out=tmp_path / "run", data=data, val=False, by=ranks(n)).comm_bytes(1)
+    assert close(sent, float(number) * {"K": 1 << 10, "M": 1 << 20}[unit], 0.01), plan
