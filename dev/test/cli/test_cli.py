@@ -1,0 +1,66 @@
+"""test_cli.py: the commands train, generate, eval, plan and tokenize, end to end on a tiny model."""
+
+import re
+
+import pytest
+from harness import PROGRAM, TINY, Run, close, run, train, train_command
+
+
+def test_the_loss_falls(trained):
+    losses = trained.val_losses()
+    assert losses[30] < 0.8 * losses[0]
+
+
+def test_generate_writes_the_same_text_for_the_same_seed_only(trained):
+    def text(seed):
+        return run(PROGRAM, "generate --prompt 'the king' --max-tokens 40 --init", trained.folder, "--seed", seed).out
+
+    assert text(3) == text(3) != text(4)
+
+
+def test_eval_gives_the_validation_loss_of_training(trained, data):
+    result = run(PROGRAM, "eval --precision fp32 --micro-batch 2 --batches 20 --init", trained.folder, "--val-data",
+                 data / "val_*.bin")
+    assert close(float(re.search(r"loss ([0-9.]+)", result.out)[1]), trained.val_loss(), 1e-4)
+
+
+def test_init_starts_from_the_weights_which_lr_0_leaves_as_they_are(trained, tmp_path, data):
+    options = ["--init", trained.folder, "--seq-len 16 --micro-batch 2 --global-batch 64 --lr 0 --warmup 0 --quiet"]
+    options += ["--val-data", data / "val_*.bin", "--precision fp32 --steps 3 --val-every 3 --output", tmp_path / "run"]
+    run(PROGRAM, "--train-data", data / "train_*.bin", *options)
+    assert Run(tmp_path / "run").val_losses() == {0: trained.val_loss(), 3: trained.val_loss()}
+
+
+def test_another_micro_batch_reaches_the_same_loss(trained, tmp_path, data):
+    other = train("--precision fp32 --steps 30 --val-every 10 --micro-batch 4", out=tmp_path / "run", data=data)
+    assert close(other.val_loss(), trained.val_loss(), 1e-3)
+
+
+@pytest.mark.parametrize("options, text", [
+    (TINY, r"per step.*: measured here with 2 x 16 tokens, .* tokens/s, .* % of the peak"),
+    ("--model d48 -b 4 -t 1024", "estimated at 40 % of the peak: a step is too large"),
+    ("--layers 2 --heads 250 --channels 64000 --micro-batch 1",
+     r"\nmemory .* of .* available, does not fit: try a smaller model"),
+    (f"{TINY} --steps 20 --checkpoint-every 2 --keep-every 8 --keep-best",
+     r"\ndisk .* per checkpoint, 3 kept, and the best, and those of every 8 steps\n"),
+])
+def test_plan_says(options, text):
+    assert re.search(text, run(PROGRAM, "plan", options).out)
+
+
+def test_training_says_how_much_memory_there_is(data):
+    result = run(train_command("--quiet=0 --steps 2", out="", data=data))
+    assert re.search(r"\nmemory .* of .* available: weights", result.out)
+
+
+def test_training_on_the_validation_data_gives_a_warning(data):
+    shard = next(data.glob("train_*.bin"))
+    result = run(train_command("--steps 2", ["--val-data", shard], out="", data=data))
+    assert f"warning: {shard} is in both --train-data and --val-data" in result.err
+
+
+def test_tokenize_with_the_tokenizer_of_a_checkpoint_makes_its_shards_again(trained, tmp_path, data):
+    run(PROGRAM, "tokenize --quiet", data.with_suffix(".txt"), "--output", tmp_path / "shards", "--tokenizer",
+        trained.checkpoint(30))
+    for shard in data.glob("*.bin"):
+        assert (tmp_path / "shards" / shard.name).read_bytes() == shard.read_bytes()

@@ -1,0 +1,71 @@
+"""test_damaged_files.py: damaged checkpoints, weights and shards: what every command says, and that a resume takes the
+checkpoint before and never deletes or repeats anything."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from harness import PROGRAM, Run, refused, run, train_command
+
+USES = {
+    "generate": "--max-tokens 3",
+    "eval": "--val-data DATA/val_*.bin",
+    "train": "--train-data DATA/train_*.bin --steps 1 --warmup 0 --output ''",
+}
+
+
+def overwrite(path, offset, bytes_):
+    """Writes these bytes at this offset, from the end of the file if negative."""
+    with open(path, "r+b") as file:
+        file.seek(offset, 2 if offset < 0 else 0)
+        file.write(bytes_)
+
+
+def content(folder):
+    return {path: path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("command", USES)
+def test_weights_that_differ_from_those_that_were_saved_or_are_not_finite_are_refused(command, trained, tmp_path, data):
+    def refuses(text):
+        refused(65, text, PROGRAM, command, USES[command].replace("DATA", str(data)), "--init", copy)
+
+    copy = shutil.copytree(trained.checkpoint(30), tmp_path / "copy")
+    overwrite(copy / "model.safetensors", -4, b"\x00\x00\xc0\x7f")
+    refuses("model.safetensors: its checksum does not match")
+    (copy / "trainer.json").unlink()  # without checksums, as in any Hugging Face directory
+    refuses("model.safetensors: element 31 of transformer.h.1.mlp.c_proj.bias is nan, so the model cannot")
+
+
+def test_a_token_outside_of_the_vocabulary_is_refused(tmp_path, data):
+    shard = shutil.copy(next(data.glob("train_*.bin")), tmp_path / "token.bin")
+    overwrite(shard, 1400, b"\xff\xff")
+    refused(65, "65535", train_command("--steps 100", ["--train-data", shard], out="", data=data))
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors"])
+def test_a_resume_skips_a_damaged_checkpoint_with_a_warning(file, trained, tmp_path, data):
+    out = Run(shutil.copytree(trained, tmp_path / "run"))
+    overwrite(out.checkpoint(30) / file, 5000, b"x")
+    result = run(train_command("--precision fp32 --steps 30 --checkpoint-every 15 --resume", out=out, data=data))
+    warning = f"skipping a damaged checkpoint: {out.checkpoint(30)}/{file}: its checksum does not match"
+    assert f"warning: {warning}" in result.err
+    assert any(line["text"].startswith(warning) for line in out.lines("warning"))
+    assert out.lines("run")[-1]["resumed_at"] == 15
+    assert out.losses() == trained.losses()
+
+
+def test_if_all_checkpoints_are_damaged_no_run_begins_and_no_file_is_changed(trained, tmp_path, data):
+    out = Run(shutil.copytree(trained, tmp_path / "run"))
+    overwrite(out.checkpoint(30) / "optimizer.safetensors", 5000, b"x")
+    overwrite(out.checkpoint(15) / "trainer.json", 5, b"x")
+    before = content(out)
+    begin = train_command("--steps 40 --keep 1", out=out, data=data)
+    error = refused(65, "none of its checkpoints is intact", begin, "--resume").errors[0]
+    assert "step_000030/optimizer.safetensors: its checksum" in error and "/step_000015/trainer.json: " in error
+    assert "or start in another --output" in error
+    refused(2, "holds the checkpoints of an earlier run", begin)
+    refused(65, "none of its checkpoints is intact", PROGRAM, "generate --init", out)
+    assert content(out) == before
+    run(PROGRAM, "--train-data", data / "train_*.bin", "--seq-len 16 --micro-batch 2 --steps 2 --quiet --output",
+        tmp_path / "new", "--init", out.checkpoint(30))  # whose weights are intact
