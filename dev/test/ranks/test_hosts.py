@@ -18,7 +18,8 @@ ENDLESS = f"{MODEL} --steps 100000 --timeout {5 * SLOWER}"
 
 @pytest.fixture(scope="module")
 def one_rank(tmp_path_factory, more_data):
-    return train(MODEL, out=tmp_path_factory.mktemp("one") / "run", data=more_data, val=False)
+    return train(MODEL, out=tmp_path_factory.mktemp("one") / "run", data=more_data, val=False,
+                 env={"OMP_NUM_THREADS": 1})
 
 
 # The virtual cables carry frames of 64 KiB and more with one header of 66 bytes, as network cards with segmentation
