@@ -37,6 +37,15 @@ def wait_for_end_of(pids):
     wait_until(lambda: not any(map(runs, pids)), f"the end of the processes {pids}")
 
 
+def damaged(data, folder, kind, change=lambda token: 65535):
+    """Copies the train or val shards; token 288 (byte 1,600) is changed, by default to none of the vocabulary."""
+    for shard in data.glob(f"{kind}_*.bin"):
+        content = bytearray(shard.read_bytes())
+        content[1600:1602] = change(int.from_bytes(content[1600:1602], "little")).to_bytes(2, "little")
+        (folder / shard.name).write_bytes(content)
+    return folder / f"{kind}_*.bin"
+
+
 def assert_sends_planned_bytes(n, *options, data, tmp_path):
     """Asserts that a step of n ranks sends the bytes that `plan` prints, in three digits."""
     plan = run(PROGRAM, "plan", TINY, *options, "--ranks", n).out

@@ -4,13 +4,12 @@ and what the others do if a rank is killed, asked to stop, or has other options,
 import functools
 import os
 import re
-import shutil
 import signal
 from pathlib import Path
 
 import pytest
 from harness import ONE, PROGRAM, TINY, assert_same_run, close, ranks, ranks_of, run, train, train_command, words
-from mpi import each_rank, mpirun_says, ranks_refuse, wait_for_end_of
+from mpi import damaged, each_rank, mpirun_says, ranks_refuse, wait_for_end_of
 
 # The vocabulary needs no padding, so that ranks send exactly the bytes of the parameters.
 SMALL = ("--layers 2 --heads 2 --channels 64 --vocab-size 384 --seq-len 64 --micro-batch 1 --global-batch 1024"
@@ -161,12 +160,9 @@ def test_ranks_end_if_mpirun_is_killed(train_in_background, data, tmp_path):
 @pytest.mark.parametrize("zero", [0, 3])
 @pytest.mark.parametrize("kind", ["train", "val"])
 def test_bad_data_of_one_rank_ends_all_and_good_data_continue(kind, zero, data, tmp_path):
-    bad = shutil.copytree(data, tmp_path / "bad")
-    for file in bad.glob(f"{kind}_*.bin"):
-        file.write_bytes(file.read_bytes()[:1600] + b"\xff\xff" + file.read_bytes()[1602:])
     options = [ENDLESS, f"--val-every 1 --checkpoint-every 1 --zero {zero}"]
     where = {"out": tmp_path / "run", "data": data, "by": ranks(4)}
-    command = train_command(*options, f"--{kind}-data", bad / f"{kind}_*.bin", **where)
+    command = train_command(*options, f"--{kind}-data", damaged(data, tmp_path, kind), **where)
     assert len(ranks_refuse("token 288 (byte 1,600) is 65535", command, code=65).errors) == 1
     if (kind, zero) == ("train", 0):  # some steps are saved
         resumed = train(*options, "--resume --stop-after 1", **where)
@@ -203,14 +199,9 @@ def test_batches_that_ranks_cannot_divide_are_refused(text, n, options, never):
 
 @pytest.mark.parametrize("kind", ["train", "val"])
 def test_one_other_bit_of_data_is_refused(kind, data, never, tmp_path):
-    other = shutil.copytree(data, tmp_path / "other")
-    for file in other.glob(f"{kind}_*.bin"):
-        content = bytearray(file.read_bytes())
-        content[1500] ^= 1
-        file.write_bytes(content)
     what = {"train": "training", "val": "validation"}[kind]
     ranks_refuse(f"rank 1 differs from rank 0: {what} data ",
-                 each_rank(never(), never(f"--{kind}-data", other / f"{kind}_*.bin")))
+                 each_rank(never(), never(f"--{kind}-data", damaged(data, tmp_path, kind, lambda token: token ^ 1))))
 
 
 def test_ranks_of_different_programs_are_refused(trained, data, never, tmp_path):
