@@ -1,0 +1,114 @@
+"""test_emulator.py: the commands of train_gpt2cu in the emulator: training has the losses of train_gpt2, a resumed run
+equals an uninterrupted one, matmuls are timed, and failures of the GPU end the program with one error."""
+
+import json
+import re
+
+import pytest
+from harness import EMULATED, TINY, assert_same_run, emulated_gpus, refused, run, train, train_command, words
+
+pytestmark = pytest.mark.skipif(not EMULATED.exists(), reason="build/release/emulator/train_gpt2cu is not built")
+RUN = "--layers 1 --autotune off --steps 6 --val-every 6 --val-batches 2 --sample-every 6 --sample-tokens 4 " \
+      "--checkpoint-every 3"
+SHORT = "--layers 1 --global-batch 32 --precision bf16 --steps 2 --warmup 1 --checkpoint-every 2 --sample-every 0"
+MICRO_STEPS = f"{SHORT} --micro-batch 1 --global-batch 64 --steps 4 --checkpoint-every 4"  # four in each step
+
+
+@pytest.fixture
+def emulated(data, tmp_path):
+    """emulated(NAME, OPTIONS..., env=...) trains in the emulator; returns the run, and what it has printed."""
+    gpu = emulated_gpus(1)
+
+    def begin(name, *options, env=()):
+        command = train_command(*options, by=gpu, data=data, val=False, out=tmp_path / name)
+        command.remove("--quiet")
+        result = run(command, env={**gpu.env, **dict(env)})
+        return tmp_path / name, result.out + result.err
+
+    return begin
+
+
+@pytest.mark.parametrize("precision, tolerance", [("fp32", 1e-4), ("bf16", 5e-2), ("fp8", 5e-2)])
+def test_training_has_the_losses_of_the_cpu_and_a_resume_changes_no_bit(data, tmp_path, precision, tolerance):
+    options = f"{RUN} --precision {precision}"
+    cpu = train(options, data=data, out=tmp_path / "cpu")
+    whole = train(options, by=emulated_gpus(1), data=data, out=tmp_path / "whole")
+    # Losses are about 5, and in six steps of AdamW rounding errors grow to a few roundings of the precision.
+    for here, there in (whole.losses(), cpu.losses()), (whole.val_losses(), cpu.val_losses()):
+        assert list(here) == list(there) and all(abs(here[step] - there[step]) < tolerance for step in here)
+    assert len(whole.losses()) == 6
+    parts = tmp_path / "parts"
+    train(options, "--stop-after 3", by=emulated_gpus(1), data=data, out=parts)
+    train(options, "--resume", by=emulated_gpus(1), data=data, out=parts)
+    assert_same_run(whole, parts, 6)
+
+
+@pytest.mark.parametrize("option", ["--cuda-graph off", "--recompute layer"])
+def test_cuda_graphs_and_recomputation_change_no_bit(emulated, option):
+    options = f"{MICRO_STEPS} --layers 2 --autotune off"
+    assert_same_run(emulated("recorded", options)[0], emulated("other", options, option)[0], 4)
+
+
+def test_generate_eval_and_plan_work(emulated, data):
+    model, _ = emulated("model", SHORT)
+    run(EMULATED, "generate --max-tokens 8 --init", model)
+    run(EMULATED, "eval --seq-len 16 --micro-batch 2 --batches 2 --init", model, "--val-data", data / "val_*.bin")
+    plan = [EMULATED, "plan", *words(TINY, "--micro-batch auto")]
+    assert "cuBLASLt" in run(plan).out
+    assert re.search(r"^ *batch.* x 1 micro-step\b", run(plan).out, re.M)  # the largest micro-batch
+
+    def sequences(env):
+        text = run(plan, "--seq-len 1024 --global-batch 0", env=env).out
+        return int(re.search("^batch.* = ([0-9,]*) sequences", text, re.M).group(1).replace(",", ""))
+
+    assert sequences({"SIMT_LIBRARY_MIB": 8192}) < sequences({})  # libraries need memory, too
+
+
+# ---- the timing of algorithms before the first step
+
+
+def test_timed_algorithms_are_kept_and_missing_ones_are_timed_again(emulated, tmp_path):
+    first, text = emulated("first", SHORT)
+    assert re.search("timed the algorithms of [0-9]* matmuls and attentions", text)
+    choices = tmp_path / "cache/train_gpt2/algorithms.txt"
+    assert [path.name for path in choices.parent.iterdir()] == [choices.name]
+    kept = choices.read_text()
+    assert "; forward bf16 m " in kept
+    again, text = emulated("again", SHORT)
+    assert "timed the algorithms" not in text and choices.read_text() == kept
+    assert_same_run(first, again, 2)
+    other = "another GPU; shape: 1 2 3\n"
+    choices.write_text("".join(line for line in kept.splitlines(True) if "forward bf16" not in line) + other)
+    assert "timed the algorithms" in emulated("some", SHORT)[1]
+    assert sorted(choices.read_text().splitlines(True)) == sorted([*kept.splitlines(True), other])
+
+
+def test_a_note_says_that_choices_cannot_be_kept_and_no_bit_changes(emulated):
+    no_folder, text = emulated("no_folder", SHORT, env={"XDG_CACHE_HOME": "pytest.ini"})
+    assert re.search("the next start times them again: .* is not a directory", text)
+    no_home, text = emulated("no_home", SHORT, env={"XDG_CACHE_HOME": None, "HOME": None})
+    assert "times them again: neither HOME nor XDG_CACHE_HOME is set" in text
+    assert_same_run(no_folder, no_home, 2)
+
+
+def test_autotune_off_takes_the_libraries_proposals(emulated):
+    timed, proposals = (emulated(name, SHORT, "--autotune", name)[0] for name in ("on", "off"))
+    weights = "step_000002/model.safetensors"
+    assert (timed / weights).read_bytes() != (proposals / weights).read_bytes()
+
+
+# ---- failures
+
+
+# An illegal access in this operation of the GPU, or an error while a CUDA graph is captured.
+@pytest.mark.parametrize("when, reason", [
+    (1, "cudaErrorIllegalAddress"), (100, "cudaErrorIllegalAddress"), (700, "cudaErrorIllegalAddress"), (1600, ""),
+    ("capture", "CUBLAS_STATUS_EXECUTION_FAILED"),
+])
+def test_a_failure_on_the_gpu_ends_the_program_with_one_error_that_torchrun_gets(data, tmp_path, when, reason):
+    gpu, error_file = emulated_gpus(1), tmp_path / "error.json"
+    torchrun = {"TORCHELASTIC_ERROR_FILE": error_file, "RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0,
+                "LOCAL_WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}
+    command = train_command(MICRO_STEPS, by=gpu, data=data, val=False, out=tmp_path / "run")
+    result = refused(1, reason, command, env={**gpu.env, **torchrun, "SIMT_FAIL": when})
+    assert json.loads(error_file.read_text())["message"]["message"] == result.errors[0].removeprefix("error: ")
