@@ -1,7 +1,15 @@
-"""conftest.py: the run that many tests of the command line read."""
+"""conftest.py: the run that many tests of the command line read, and their number of threads."""
 
 import pytest
 from harness import train
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    """Makes one thread the default: several would wait for each other beside other programs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
 
 
 @pytest.fixture(scope="session")

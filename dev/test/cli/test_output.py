@@ -95,8 +95,7 @@ def test_a_run_trains_on_while_its_output_is_read_only_and_saves_later(asynchron
     # A mount hides the output from calls that open or make a file. The log is open, and is written.
     out = Run(tmp_path / "run")
     process = start(own_mounts, train_command(ENDLESS, "--checkpoint-every 20 --keep 2 --quiet=0 --checkpoint-async",
-                                              asynchronous, out=out, data=data, val=False),
-                    env={"OMP_NUM_THREADS": 1})
+                                              asynchronous, out=out, data=data, val=False))
     process.wait_for(out.latest, "the first checkpoint")
     while_stopped(["mount", "--bind", out], "mount -o remount,ro,bind")
     process.wait_for(failed, "a warning")

@@ -22,14 +22,6 @@ LONG = f"--precision fp32 --channels 64 --micro-batch 1 --global-batch {16000 //
 emulated = pytest.mark.skipif(SLOWER != 1, reason="an emulator of another CPU catches signals before the program does")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Makes one thread the default: several would wait for each other beside other programs."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        yield
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, data):
     """whole(form) returns the uninterrupted run, by two threads."""
