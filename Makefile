@@ -101,7 +101,7 @@ define compile
 	$(Q)$(2) -MMD -MP -c $< -o $@
 endef
 
-.PHONY: all found objects tests bench test clean help always
+.PHONY: all found objects tests bench test lint clean help always
 all: found train_gpt2 test_gpt2 $(if $(CUDA_WANTED),train_gpt2cu test_gpt2cu)
 	@$(if $(CUDA_WANTED),,echo "for the CPU only: $(NO_CUDA)")
 
@@ -176,6 +176,8 @@ bench: $(BENCHES)
 
 test:
 	./scripts/test.sh
+lint:
+	./dev/lint.sh
 
 clean:
 	rm -rf build train_gpt2 test_gpt2 train_gpt2cu test_gpt2cu

@@ -8,7 +8,7 @@
 #
 # FRESH_DIR (default: a folder of /tmp) keeps the minimal system and the packages that were fetched, so that
 # the next run is quick. The copy in which the command ran is removed, or kept with KEEP=1. TRAIN_SECONDS,
-# FUZZ_SECONDS, LAUNCHERS, CPU_ISA and WERROR are passed on. Packages come from the host's own apt sources,
+# FUZZ_SECONDS, ALL, CPU_ISA and WERROR are passed on. Packages come from the host's own apt sources,
 # else from debootstrap's default.
 #
 # Needs root for mount and chroot. All mounts are in a mount namespace of this run, and end with it in every case.
@@ -99,7 +99,7 @@ trap clean_up EXIT
 make_copy
 environment=(HOME=/root LANG=C.UTF-8 TERM="${TERM:-dumb}"
              PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin)
-for name in TRAIN_SECONDS FUZZ_SECONDS LAUNCHERS CPU_ISA WERROR http_proxy https_proxy no_proxy; do
+for name in TRAIN_SECONDS FUZZ_SECONDS ALL CPU_ISA WERROR http_proxy https_proxy no_proxy; do
     if [ -n "${!name:-}" ]; then environment+=("$name=${!name}"); fi
 done
 echo "fresh.sh: $suite, commit $(git -C "$root/root/gpt2" rev-parse --short HEAD): ${command[*]} ${arguments[*]}"

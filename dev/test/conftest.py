@@ -53,21 +53,22 @@ def more_data(tmp_path_factory):
 # ---- the last line
 
 
-def cases_of(report):
-    return dict(report.user_properties).get("cases", {"passed": 1, "failed": 1})
-
-
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config):
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if reporter is None or hasattr(config, "workerinput") or config.option.collectonly:
         return
-    stats = reporter.stats
-    passed = sum(cases_of(report)["passed"] for report in stats.get("passed", []) if report.when == "call")
-    passed += sum(cases_of(report)["passed"] for report in stats.get("failed", []) if "cases" in dict(report.user_properties))
-    failed = sum(max(1, cases_of(report)["failed"]) for report in stats.get("failed", []) + stats.get("error", []))
-    skips = [f"{report.nodeid}: {report.longrepr[2].removeprefix('Skipped: ')}" for report in stats.get("skipped", [])]
-    for report in stats.get("passed", []) + stats.get("failed", []):
-        skips += [f"{report.nodeid}: {skip}" for skip in dict(report.user_properties).get("skips", [])]
+    passed = failed = 0
+    skips = []
+    for outcome in ("passed", "failed", "error", "skipped"):
+        for report in reporter.stats.get(outcome, []):
+            properties = dict(report.user_properties)
+            cases = properties.get("cases", {"passed": outcome == "passed", "failed": outcome in ("failed", "error")})
+            if outcome == "skipped":
+                skips.append(f"{report.nodeid}: {report.longrepr[2].removeprefix('Skipped: ')}")
+                continue
+            passed += cases["passed"]
+            failed += cases["failed"] if outcome == "passed" else max(1, cases["failed"])
+            skips += [f"{report.nodeid}: {skip}" for skip in properties.get("skips", [])]
     print("", *[f"skipped: {skip}" for skip in skips], sep="\n")
     print(f"{passed} passed, {failed} failed, {len(skips)} skipped")

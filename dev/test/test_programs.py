@@ -1,0 +1,249 @@
+"""test_programs.py: the test programs in C++, each as one test that reports its cases.
+
+Default: unit tests, the CUDA backend in the emulator and on the GPU if there is one, and the whole model against its
+reference. `sanitizers`: the same under AddressSanitizer, ThreadSanitizer and MemorySanitizer, and clang's errors.
+`slow`: another order of blocks in the emulator, the fuzzers on their committed inputs, and all kernels through nvcc.
+"""
+
+import fcntl
+import functools
+import os
+import platform
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from harness import LIMIT, RELEASE, ROOT, environment, text_of
+
+HERE = Path(__file__).parent
+UNIT = sorted(path.stem for path in HERE.glob("unit/test_*.cpp"))
+REPLAYS = sorted(path.stem.replace("fuzz_", "replay_") for path in HERE.glob("../fuzz/fuzz_*.cpp"))
+KERNELS = sorted(path.stem for path in HERE.glob("gpu/test_*.cu"))
+SIMT = [name for name in KERNELS if name.startswith("test_simt")]  # tests of the emulator itself
+GPU_TESTS = [name for name in KERNELS if name not in SIMT]
+EMULATED = [f"emulator/{name}" for name in [*KERNELS, "test_gpt2cu"]]
+# Tests with the CPU's matrix instructions in plain C++ (support/emulated_units.h), for machines with AVX-512.
+UNITS = ["units/test_gpt2", "units/test_matmul", "units/test_matrix_attention"]
+TOO_SLOW_SANITIZED = ["test_checkpoint_faults", "test_matmul", "test_tokenize_refused"]
+MSAN_TESTS = [*SIMT, "test_gpu_attention", "test_gpu_layernorm", "test_gpu_embedding"]
+
+has_clang = shutil.which("clang++") is not None
+has_avx512 = "avx512bw" in Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else False
+needs_x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="the emulator switches stacks as x86-64 does")
+needs_avx512 = pytest.mark.skipif(not has_avx512, reason="this machine has no AVX-512")
+needs_clang = pytest.mark.skipif(not has_clang, reason="there is no clang++ (apt-get install clang)")
+sanitizers = pytest.mark.sanitizers
+slow = pytest.mark.slow
+
+
+@functools.cache
+def build(*arguments):
+    """Runs make once in this process; other processes wait, and then find everything built."""
+    (ROOT / "build").mkdir(exist_ok=True)
+    with open(ROOT / "build/make.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        command = ["make", f"-j{os.cpu_count()}", "--keep-going", *arguments]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True)
+    return "" if done.returncode == 0 else text_of(done.stdout + done.stderr)[-4000:]
+
+
+def build_for(sanitizer, targets, compiler=None):
+    """Builds programs with a sanitizer; returns the folder of the build."""
+    folder = "build/" + sanitizer.replace(",", "+") + (f"-{compiler}" if compiler else "")
+    arguments = [f"CXX={compiler}"] if compiler else []
+    errors = build(f"SANITIZE={sanitizer}", *arguments, *(f"{folder}/{target}" for target in targets))
+    assert not errors, errors
+    return ROOT / folder
+
+
+@pytest.fixture
+def run_cases(record_property):
+    """run_cases(COMMAND..., env=...) runs a program that must succeed, and reports its passed and skipped cases."""
+
+    def run(*command, env=(), limit=4 * LIMIT):
+        try:
+            done = subprocess.run([str(word) for word in command], env=environment(env), cwd=ROOT, timeout=limit,
+                                  stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        except subprocess.TimeoutExpired as expired:
+            pytest.fail(f"{command[0]} still runs after {limit} s: {text_of(expired.stdout or b'')[-4000:]}")
+        output = text_of(done.stdout)
+        counts = re.findall(r"^(\d+) passed, (\d+) failed", output, re.M)
+        passed, failed = map(int, counts[-1]) if counts else (len(re.findall("^PASS  ", output, re.M)),
+                                                              len(re.findall("^FAIL  ", output, re.M)))
+        skips = re.findall("^SKIP  (.*)$", output, re.M)
+        record_property("cases", {"passed": passed, "failed": failed})
+        record_property("skips", skips)
+        assert done.returncode == 0 and failed == 0, f"{command[0]}: exit code {done.returncode}\n{output[-6000:]}"
+        if passed == 0 and skips:
+            record_property("skips", [])
+            pytest.skip(skips[0] + (f", and {len(skips) - 1} more" if len(skips) > 1 else ""))
+
+    return run
+
+
+# ---- with sanitizers; first, because their builds take longest
+
+ADDRESS = [*(name for name in UNIT if name not in TOO_SLOW_SANITIZED), *REPLAYS]
+
+
+@sanitizers
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("name", [*ADDRESS, *(pytest.param(name, marks=needs_x86) for name in EMULATED),
+                                  *(pytest.param(name, marks=needs_avx512) for name in UNITS)])
+def test_address_and_undefined(name, run_cases):
+    targets = ADDRESS + (EMULATED if platform.machine() == "x86_64" else []) + (UNITS if has_avx512 else [])
+    folder = build_for("address,undefined", targets)
+    options = {"ASAN_OPTIONS": "detect_leaks=1:allocator_may_return_null=1",
+               "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1"}
+    run_cases(folder / name, *(["--test-suite-exclude=large"] if name in UNITS[1:] else []), env=options)
+
+
+# By g++ these take many minutes. One OpenMP thread, because clang's OpenMP runtime is not instrumented. Tests of the
+# emulator itself set the order themselves.
+@sanitizers
+@needs_x86
+@needs_clang
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("name", KERNELS)
+def test_thread(name, run_cases):
+    folder = build_for("thread", [f"emulator/{kernel}" for kernel in KERNELS], "clang++")
+    run_cases(folder / "emulator" / name, env={"OMP_NUM_THREADS": 1, "SIMT_ORDER": None if name in SIMT else "random"})
+
+
+# MemorySanitizer finds reads of memory that was never written: the emulator's own tests, and kernels that use scratch
+# or shared memory.
+@sanitizers
+@needs_x86
+@needs_clang
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("name", MSAN_TESTS)
+def test_memory(name, run_cases):
+    folder = build_for("memory", [f"emulator/{kernel}" for kernel in MSAN_TESTS], "clang++")
+    run_cases(folder / "emulator" / name)
+
+
+# g++ accepts some sources that clang does not.
+@sanitizers
+@needs_clang
+def test_clang_accepts_every_source():
+    errors = build("CXX=clang++", "WERROR=1", "OPT=-fsyntax-only", "objects")
+    assert not errors, errors
+
+
+# ---- the release build
+
+
+@pytest.mark.parametrize("name", UNIT)
+def test_unit(name, run_cases):
+    run_cases(RELEASE / name)
+
+
+@needs_avx512
+@pytest.mark.parametrize("name", UNITS)
+def test_matrix_instructions_in_plain_cpp(name, run_cases):
+    run_cases(RELEASE / name, *(["--test-suite-exclude=large"] if name in UNITS[1:] else []))
+
+
+def instruction_sets():
+    """Returns the values of CPU_ISA. The error for an unknown value lists all."""
+    if not (RELEASE / "test_gpt2").exists():
+        return ["plain"]
+    refused = subprocess.run([RELEASE / "test_gpt2"], env=environment({"CPU_ISA": "unknown"}), capture_output=True)
+    return re.split(", | or ", re.search("CPU_ISA=unknown is not known: (.*)", text_of(refused.stderr)).group(1))
+
+
+@pytest.mark.parametrize("isa", instruction_sets())
+def test_whole_model(isa, run_cases):
+    plan = ["plan", "--layers", "1", "--heads", "1", "--channels", "16"]
+    tried = subprocess.run([RELEASE / "train_gpt2", *plan], env=environment({"CPU_ISA": isa}), capture_output=True)
+    if tried.returncode != 0:
+        pytest.skip(text_of(tried.stderr).strip().removeprefix("error: "))
+    run_cases(RELEASE / "test_gpt2", env={"CPU_ISA": isa})
+
+
+@needs_x86
+@pytest.mark.parametrize("name", EMULATED)
+def test_emulated(name, run_cases):
+    run_cases(RELEASE / name)
+
+
+@slow
+@needs_x86
+@pytest.mark.parametrize("name", GPU_TESTS)
+def test_emulated_in_reverse_order(name, run_cases):
+    run_cases(RELEASE / "emulator" / name, env={"SIMT_ORDER": "reverse"})
+
+
+@pytest.mark.gpu
+def test_on_gpu(run_cases, record_property):
+    gpus = shutil.which("nvidia-smi") and subprocess.run(["nvidia-smi", "-L"], capture_output=True).returncode == 0
+    if not gpus:
+        pytest.skip("no GPU (nvidia-smi lists none)")
+    names = [f"cuda/{name}" for name in [*GPU_TESTS, "test_gpt2cu"]]
+    assert not build(*(f"build/release/{name}" for name in names))
+    for name in names:
+        run_cases(RELEASE / name)
+
+
+@slow
+@pytest.mark.parametrize("name", REPLAYS)
+def test_committed_inputs_of_the_fuzzer(name, run_cases):
+    run_cases(RELEASE / name)
+
+
+@slow
+def test_kernels_compile_within_their_registers(run_cases):
+    run_cases(ROOT / "dev/check_cuda.sh", 80, "90a")  # without arguments it takes all architectures
+
+
+# Tests that are not yet ported to Python.
+SCRIPTS = sorted(str(path.relative_to(HERE)) for folder in ("cli", "ranks", "gpu") for path in HERE.glob(f"{folder}/*.sh")
+                 if path.name.startswith("test_") and path.name != "test_clang.sh")
+
+
+@slow
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_script(script, run_cases):
+    run_cases("bash", HERE / script)
+
+
+# ---- by name only
+
+
+# FUZZ_SECONDS: for each fuzzer. Inputs that it finds are where the next run begins.
+@pytest.mark.faults
+@needs_clang
+@pytest.mark.parametrize("name", [name.replace("replay_", "fuzz_") for name in REPLAYS])
+def test_fuzzer(name, run_cases):
+    errors = build("fuzz")
+    assert not errors, errors
+    found = ROOT / f"build/fuzz/corpus_{name}"
+    found.mkdir(exist_ok=True)
+    corpus = ROOT / "dev/fuzz/corpus" / name.removeprefix("fuzz_")
+    run_cases(ROOT / f"build/fuzz/{name}", found, corpus, f"-max_total_time={os.environ.get('FUZZ_SECONDS', 20)}",
+              "-max_len=4096", "-timeout=10", "-rss_limit_mb=1024", "-malloc_limit_mb=256",
+              f"-artifact_prefix={ROOT}/build/fuzz/")
+
+
+# The CPU program for arm64. qemu-user is 10 to 50 times slower than the machine.
+ARM = ROOT / "build/release-nompi-aarch64-linux-gnu-g++"
+QEMU = ["qemu-aarch64", "-L", "/usr/aarch64-linux-gnu"]
+
+
+@pytest.mark.arm
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", [*UNIT, "test_gpt2", "test_resume.py"])
+def test_arm64(name, run_cases, tmp_path):
+    if not shutil.which("aarch64-linux-gnu-g++") or not shutil.which("qemu-aarch64"):
+        pytest.skip("no cross compiler or qemu (apt-get install g++-aarch64-linux-gnu qemu-user)")
+    errors = build("CXX=aarch64-linux-gnu-g++", "tests")
+    assert not errors, errors
+    if name != "test_resume.py":
+        return run_cases(*QEMU, ARM / name, env={"RUN_BY": " ".join(QEMU)}, limit=3600)
+    program = tmp_path / "train"
+    program.write_text(f'#!/bin/sh\nexec {" ".join(QEMU)} "{ARM}/train_gpt2" "$@"\n')
+    program.chmod(0o755)
+    run_cases("/usr/bin/env", "python3", "-m", "pytest", HERE / "cli" / name, env={"PROGRAM": program, "SLOWER": 20},
+              limit=3600)
