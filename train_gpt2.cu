@@ -39,7 +39,7 @@ static bool train_step(Trainer<floatX>& t, int64_t step) {
     GradReducer& gradients = t.optimizer.gradients;
     gradients.begin_step();
     for (int n = 0; n < run.batch.grad_accum_steps; n++) {
-        const Batch batch = t.loader.next();  // (B, T) tokens and targets on the device
+        const Batch batch = t.loader.next();                    // (B, T) tokens and targets on the device
         t.stop |= run.groups.world.any_rank(stop_requested());  // always false on several GPUs, which finish the step
         if (t.stop) return false;
         const MicroStep m = t.micro_step(n);
@@ -48,7 +48,9 @@ static bool train_step(Trainer<floatX>& t, int64_t step) {
             model.forward(batch.tokens, batch.B, batch.T);
             model.backward(
                 batch.tokens, batch.targets, batch.B, batch.T, m.index, run.loss_scale(),
-                [&](int bucket) { if (m.last) gradients.reduce_bucket(bucket, m.virtual_rank); },
+                [&](int bucket) {
+                    if (m.last) gradients.reduce_bucket(bucket, m.virtual_rank);
+                },
                 [&](int bucket) { gradients.begin_bucket(bucket); });
         });
         if (m.last) gradients.virtual_rank_done(m.virtual_rank);

@@ -27,9 +27,7 @@ static void accepted_or_refused(const std::function<void()>& f) {
     }
 }
 
-static void check_hosts(const std::string& text) {
-    require(first_host(text).size() <= text.size());
-}
+static void check_hosts(const std::string& text) { require(first_host(text).size() <= text.size()); }
 
 static void check_launch(const Launch& launch) {
     require(launch.world_size >= 1 && launch.world_size <= MAX_RANKS);

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# make_corpus.sh NAME [SECONDS]: fuzzes with build/fuzz/fuzz_NAME (made by `make fuzz`, with clang), 300 seconds if none
-# are given, and adds the inputs that reach other code than dev/fuzz/corpus/NAME to that folder. The corpus is a test and
-# does not replace fuzzing, so inputs have at most 1 KiB, and of those only the 60 largest stay. Inputs that a person has
-# named always stay.
+# make_corpus.sh NAME [SECONDS]: fuzzes with build/fuzz/fuzz_NAME (made by `make fuzz`, with clang), 300 seconds if
+# none are given, and adds the inputs that reach other code than dev/fuzz/corpus/NAME to that folder. The corpus is a
+# test and does not replace fuzzing, so inputs have at most 1 KiB, and of those only the 60 largest stay. Inputs that a
+# person has named always stay.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 

@@ -64,5 +64,5 @@ std::string human_bytes(int64_t bytes);  // 6593445888 -> "6.14 GiB"
 // A number of at least 0 with this many significant digits, or all digits before its point, and without an exponent:
 // 1034.5 -> "1,035", 0.0001234 -> "0.000123", 4.0 -> "4".
 std::string plain_number(double value, int digits = 3);
-double seconds_now();    // monotonic clock
+double seconds_now();     // monotonic clock
 std::string host_name();  // the name of this machine

@@ -20,8 +20,8 @@ constexpr int EMBEDDING_WARPS = 8;
 // Grid: blocks of 8 warps, one warp per row.
 template <class floatX>
 __global__ void __launch_bounds__(EMBEDDING_WARPS* WARP_SIZE)
-    embedding_forward_kernel(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, int N, int T,
-                             int C, VocabShard shard) {
+    embedding_forward_kernel(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, int N, int T, int C,
+                             VocabShard shard) {
     using V = Vec<floatX>;
     const int lane = threadIdx.x % WARP_SIZE, n = int(blockIdx.x * EMBEDDING_WARPS + threadIdx.x / WARP_SIZE);
     if (n >= N) return;

@@ -133,8 +133,7 @@ void cast_to_fp8(uint8_t* rows, uint8_t* transposed, float* inverse, float* sums
                         : !rows     ? fp8_cast_kernel<Format, false, true, false>
                         : !sums     ? fp8_cast_kernel<Format, true, true, false>
                                     : fp8_cast_kernel<Format, true, true, true>;
-    simt::launch(kernel, grid, FP8_THREADS, 0, stream, rows, transposed, inverse, sums, x, amax, R, C,
-                 round_up(R, 16));
+    simt::launch(kernel, grid, FP8_THREADS, 0, stream, rows, transposed, inverse, sums, x, amax, R, C, round_up(R, 16));
 }
 
 }  // namespace gpu

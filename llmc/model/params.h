@@ -10,11 +10,11 @@
 #include "ops/ops.h"
 
 struct GPT2Config {
-    int max_T = 1024;   // positions: the maximum sequence length
-    int V = 50257;      // vocabulary
-    int L = 12;         // layers
-    int NH = 12;        // heads
-    int C = 768;        // channels
+    int max_T = 1024;  // positions: the maximum sequence length
+    int V = 50257;     // vocabulary
+    int L = 12;        // layers
+    int NH = 12;       // heads
+    int C = 768;       // channels
 
     int Vp() const { return round_up(V, 128); }  // rows of wte in memory: whole tiles for the matmuls
     int HS() const { return C / NH; }
@@ -30,14 +30,16 @@ void check_config(const GPT2Config& config);
 // The parameters in the order of a flat buffer: in each scope, the decayed (2-D) tensors come first. The value of a
 // parameter selects the random numbers of its initial weights, so a parameter inserted in the middle changes the
 // initial weights of all later parameters.
+// clang-format off
 enum Param {
     wte, wpe, lnfw, lnfb,                  // once in the model
     qkvw, attprojw, fcw, fcprojw,          // in each layer
     ln1w, ln1b, qkvb, attprojb, ln2w, ln2b, fcb, fcprojb,
     NUM_PARAMS
 };
+// clang-format on
 enum class Scope { model, layer };
-enum class Dim { one, V, T, C, C3, C4 };       // "one": the tensor has one dimension
+enum class Dim { one, V, T, C, C3, C4 };            // "one": the tensor has one dimension
 enum class Init { normal, residual, ones, zeros };  // normal: N(0, 0.02); residual: N(0, 0.02 / sqrt(2 L))
 // How tensor parallelism divides a tensor (Shoeybi et al. 2019): by output channels (rows of a matrix, elements of a
 // bias), by input channels (columns of a matrix), or by heads: by output channels in each of the thirds Q, K and V.
@@ -87,6 +89,7 @@ constexpr bool param_table_is_ordered() {
 static_assert(param_table_is_ordered(), "param_table must list the parameters in the order of enum Param");
 
 constexpr int dim_size(const GPT2Config& config, Dim dim) {
+    // clang-format off
     switch (dim) {
         case Dim::V: return config.V;
         case Dim::T: return config.max_T;
@@ -95,6 +98,7 @@ constexpr int dim_size(const GPT2Config& config, Dim dim) {
         case Dim::C4: return 4 * config.C;
         default: return 1;
     }
+    // clang-format on
 }
 
 // Number of parameters, without the padded rows of wte: 124,439,808 for d12.

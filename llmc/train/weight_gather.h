@@ -36,7 +36,7 @@ struct ParamGather {
     void gather(int b);
     void gather_next(int b);
     std::vector<Comm::Ticket> tickets;  // one per bucket; COMPLETE if no gather is pending
-    std::vector<int> resident_bucket;              // with ZeRO-3: the bucket in each slot of the model's weights
+    std::vector<int> resident_bucket;   // with ZeRO-3: the bucket in each slot of the model's weights
     int packed_layer = 0;               // with ZeRO-3: the layer's bucket whose packed matrices are in memory
     int last_layer = 0;                 // with ZeRO-3: the layer's bucket that was waited for last
 };

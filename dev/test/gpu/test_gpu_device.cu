@@ -149,9 +149,7 @@ TEST_CASE("a graph runs nothing while it is captured, and all its work each time
 
 TEST_CASE("the largest micro-batch does not count host memory against the memory of the device") {
     const GPT2Config config = {32, 50257, 1, 2, 64};  // one large tensor
-    const auto items = [&](int B) {
-        return training_memory(Dtype::bf16, config, plan_batch(B, 32, 0, 1), {});
-    };
+    const auto items = [&](int B) { return training_memory(Dtype::bf16, config, plan_batch(B, 32, 0, 1), {}); };
     CHECK(!device_memory_is_host());
     const int64_t available = device_bytes(items(5));
     CHECK(available < device_bytes(items(5), false));

@@ -244,13 +244,12 @@ TEST_CASE("a NaN or an infinity is refused, and the message names its tensor") {
         size_t at;
         float value;
         std::string says;
-    } cases[] = {
-        {"transformer.h.1.attn.c_attn.weight", 2 * 3 * C + 7, NAN,
-         format("element %d of transformer.h.1.attn.c_attn.weight is nan", 2 * 3 * C + 7)},
-        {"transformer.wte.weight", V * C - 1, INFINITY,
-         format("element %d of transformer.wte.weight is inf", V * C - 1)},
-        {"transformer.h.0.ln_1.bias", 1, -3.4e38f, "element 1 of transformer.h.0.ln_1.bias is -3.4e+38"},
-        {"transformer.ln_f.bias", 0, -INFINITY, "element 0 of transformer.ln_f.bias is -inf"}};
+    } cases[] = {{"transformer.h.1.attn.c_attn.weight", 2 * 3 * C + 7, NAN,
+                  format("element %d of transformer.h.1.attn.c_attn.weight is nan", 2 * 3 * C + 7)},
+                 {"transformer.wte.weight", V * C - 1, INFINITY,
+                  format("element %d of transformer.wte.weight is inf", V * C - 1)},
+                 {"transformer.h.0.ln_1.bias", 1, -3.4e38f, "element 1 of transformer.h.0.ln_1.bias is -3.4e+38"},
+                 {"transformer.ln_f.bias", 0, -INFINITY, "element 0 of transformer.ln_f.bias is -inf"}};
     for (const auto& c : cases)
         for (const char* dtype : {"F32", "BF16"}) {
             CAPTURE(c.name);

@@ -27,8 +27,7 @@ static Outliers::Finding step(Outliers& outliers, int64_t number, float loss, fl
 
 // Losses of 2 and 4 in turn: mean 3, standard deviation 1. The norms are half of these losses.
 static void fill(Outliers& outliers, int64_t steps) {
-    for (int64_t s = 0; s < steps; s++)
-        REQUIRE(step(outliers, s, s % 2 ? 4.0f : 2.0f, s % 2 ? 2.0f : 1.0f).text == "");
+    for (int64_t s = 0; s < steps; s++) REQUIRE(step(outliers, s, s % 2 ? 4.0f : 2.0f, s % 2 ? 2.0f : 1.0f).text == "");
 }
 
 TEST_CASE("a spike is z standard deviations above the mean of 128 steps") {
@@ -153,8 +152,8 @@ static std::vector<std::string> compare(const std::vector<float>& weights, int t
         Comm group;
         group.world_size = tp;
         const Groups groups{world, nullptr, nullptr, world, group};
-        results[size_t(world.rank)] = refusal(
-            [&] { check_replicas(groups, &weights[size_t(world.rank)], sizeof(float), 8, nullptr); });
+        results[size_t(world.rank)] =
+            refusal([&] { check_replicas(groups, &weights[size_t(world.rank)], sizeof(float), 8, nullptr); });
     });
     return results;
 }

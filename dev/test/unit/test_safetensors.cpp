@@ -237,7 +237,8 @@ TEST_CASE("sizes and places that overflow 64 bits are refused") {
         {R"({"a":{"dtype":"F32","shape":[4294967296,4294967296,0],"data_offsets":[0,0]}})", "but 0 bytes long", 0},
         {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,18446744073709551615]}})", "bytes 0 to -1"},
         {R"({"a":{"dtype":"F32","shape":[99999999999999999999],"data_offsets":[0,4]}})", "wrong type"},
-        {R"({"a":{"dtype":"U8","shape":[18446744073709551615,18446744073709551615],"data_offsets":[0,1]}})", "bytes long", 1},
+        {R"({"a":{"dtype":"U8","shape":[18446744073709551615,18446744073709551615],"data_offsets":[0,1]}})",
+         "bytes long", 1},
         {R"({"a":{"dtype":"U8","shape":[9223372036854775807],"data_offsets":[0,9223372036854775807]}})", "bytes long"},
     });
     // clang-format on
