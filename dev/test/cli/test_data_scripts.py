@@ -56,11 +56,14 @@ def test_the_command_that_text_sh_prints_trains_in_any_folder(kb, tree, tmp_path
     assert (tree / "out/it's/log.jsonl").exists()
 
 
+README = (ROOT / "README.md").read_text()
+
+
 @pytest.mark.parametrize("text, options, message", [
     ("ten bytes\n", "", "10 bytes: the text is too short to train on; bring at least 10 kB"),
-    ((ROOT / "README.md").read_text()[:1500], "", "to validate on: the text is too short to train on; bring at least 10 kB"),
+    (README[:1500], "", "to validate on: the text is too short to train on; bring at least 10 kB"),
     ("hello world\n" * 1700, "", "text.sh: --vocab N sets the size of the vocabulary"),
-    ((ROOT / "README.md").read_text()[:6000], "--vocab 1200", "to validate on: the text is too short to train on"),
+    (README[:6000], "--vocab 1200", "to validate on: the text is too short to train on"),
 ], ids=["ten bytes", "a page", "uniform", "less than two steps"])
 def test_text_sh_refuses_a_text_that_is_too_short(text, options, message, tree, tmp_path):
     (tmp_path / "text.txt").write_text(text)
