@@ -43,10 +43,6 @@ def test_a_new_run_with_the_config_of_another_has_the_same_losses(trained, tmp_p
     assert_same_run(trained, tmp_path / "run", 30)
 
 
-def test_a_config_that_does_not_exist_is_refused():
-    refused(66, "none.toml", PROGRAM, "--config none.toml")
-
-
 def test_a_warmup_that_was_not_given_follows_steps(tmp_path, data):
     out = Run(tmp_path / "run")
     options = TINY.replace("--warmup 2", "")

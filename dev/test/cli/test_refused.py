@@ -12,8 +12,6 @@ from harness import PROGRAM, make_text, refused, train_command
     ("error: --sample-prompt has ", f"--sample-every 5 --sample-prompt '{'king ' * 40}'"),
     ("but the model's vocabulary has 256", "--vocab-size 256"),
     ("--master-weights off, but --precision auto is fp32 on this device", "--master-weights off"),
-    ("is not a multiple of 32 tokens = --micro-batch 2 x --seq-len 16 x 1 rank; try --global-batch 96",
-     "--global-batch 100"),
 ])
 def test_options_that_the_model_or_the_device_rules_out(text, options, data):
     refused(2, text, train_command(options, out="", data=data), env={"CPU_ISA": "plain"})
@@ -51,6 +49,7 @@ def test_a_prompt_longer_than_the_context_prints_nothing_else(trained):
 def test_inputs_that_do_not_exist(tmp_path, data):
     refused(66, f"--init {tmp_path}/none: there is no such directory; nothing is downloaded", PROGRAM,
             "generate --init", tmp_path / "none")
+    refused(66, "none.toml", PROGRAM, "--config none.toml")
     refused(66, "neither a Hugging Face directory", PROGRAM, "generate --init", tmp_path)
     refused(66, "nothing_*.bin", train_command("--train-data nothing_*.bin --steps 3", out="", data=data))
 
