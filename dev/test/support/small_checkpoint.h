@@ -1,11 +1,7 @@
 // small_checkpoint.h: checkpoints of the model of small_state.h, for the tests of checkpoint/checkpoint.h.
 #pragma once
-#include <omp.h>
-#include <unistd.h>
-
 #include <xxhash.h>
 
-#include <cstdlib>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -26,10 +22,15 @@ inline TrainerState trainer_state(int64_t step) {
     return state;
 }
 
-inline SaveOptions save_options(const std::string& output, int keep = 0, bool bf16_weights = false) {
+// The directory OUTPUT of a run, for TEST_CASE_FIXTURE.
+struct Output {
+    const TemporaryDirectory dir;
+    const std::string out = dir / "out";
+};
+
+inline SaveOptions save_options(const std::string& output, const KeepRules& keep = {}, bool bf16_weights = false) {
     SaveOptions options;
-    options.output = output, options.keep.newest = keep, options.format.bf16_weights = bf16_weights,
-    options.end_of_text = 6;
+    options.output = output, options.keep = keep, options.format.bf16_weights = bf16_weights, options.end_of_text = 6;
     options.write_tokenizer = [](const std::string& dir) {
         write_bytes(dir + "/vocab.json", R"({"a":0})");
         write_bytes(dir + "/merges.txt", "#version: 0.2\n");
@@ -44,13 +45,16 @@ struct Saved {
     Names warnings;
 };
 
-// Saves a checkpoint whose weights and moments are random numbers with seed `step`, so each step has different ones.
-inline Saved save(SaveOptions options, int64_t step) {
-    const FlatState state(small_model, uint64_t(step));
+// Saves a checkpoint whose weights and moments are random numbers with this seed.
+inline Saved save(SaveOptions options, const TrainerState& trainer, uint64_t seed) {
+    const FlatState state(small_model, seed);
     Names warnings;
     options.warn = [&](const std::string& line) { warnings.push_back(line); };
-    const std::string dir = save_checkpoint(options, state.layout, state.view(), trainer_state(step));
+    const std::string dir = save_checkpoint(options, state.layout, state.view(), trainer);
     return {dir, warnings};
+}
+inline Saved save(const SaveOptions& options, int64_t step) {
+    return save(options, trainer_state(step), uint64_t(step));
 }
 
 // Whether the checkpoint in `dir` is whole and has the weights and moments of `seed`. save() uses the step as the seed.
@@ -69,24 +73,13 @@ inline std::string verify_error(const std::string& dir) {
     return refusal([&] { verify_checkpoint(dir); });
 }
 
-// Writes a trainer.json with a checksum that matches.
-inline void write_sealed(const std::string& path, nlohmann::json state) {
+// Changes values in the trainer.json of a checkpoint, whose checksum matches again afterwards.
+inline void write_changed_state(const std::string& dir, const std::function<void(nlohmann::json& state)>& change) {
+    const std::string path = dir + "/trainer.json";
+    nlohmann::json state = nlohmann::json::parse(read_bytes(path));
+    change(state);
     state.erase("xxh3_64");
     const std::string text = state.dump();
     state["xxh3_64"] = format("%016llx", static_cast<unsigned long long>(XXH3_64bits(text.data(), text.size())));
     write_bytes(path, state.dump());
-}
-
-// Changes values in the trainer.json of a checkpoint, whose checksum matches again afterwards.
-inline void write_changed_state(const std::string& dir, const std::function<void(nlohmann::json& state)>& change) {
-    nlohmann::json state = nlohmann::json::parse(read_bytes(dir + "/trainer.json"));
-    change(state);
-    write_sealed(dir + "/trainer.json", state);
-}
-
-// Puts later temporary directories into memory, so that hundreds of saves are fast.
-inline void save_in_memory() {
-    const char* shm = "/dev/shm";
-    if (access(shm, W_OK) == 0) setenv("TMPDIR", shm, 1);
-    omp_set_num_threads(1);
 }
