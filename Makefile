@@ -134,20 +134,20 @@ $(filter-out %/test_gpt2,$(UNITS_TESTS)): $(BUILD)/units/%: $(BUILD)/dev/test/un
 $(UNITS_TESTS): $(UNITS_NAMES:%=$(BUILD)/units/%.o) $(BUILD)/libllmc.a
 	$(call link)
 
-# A program that only joins the rendezvous. dev/test/ranks/test_slurm.sh and test_torchrun.sh start it as ranks.
+# A program that only joins the rendezvous. dev/test/ranks/test_slurm.py and test_torchrun.py start it as ranks.
 RENDEZVOUS := base/common base/files base/host base/json base/print base/xxhash parallel/launch parallel/rendezvous
 $(BUILD)/rendezvous_rank: $(BUILD)/dev/test/ranks/rendezvous_rank.o $(RENDEZVOUS:%=$(BUILD)/llmc/%.o)
 	$(call link)
 
-# A program that test_groups.sh starts as ranks with groups, on the CPU and in the emulator.
+# A program that test_groups.py starts as ranks with groups, on the CPU and in the emulator.
 $(BUILD)/group_ranks: $(BUILD)/dev/test/ranks/group_ranks.o $(BUILD)/libllmc.a
 	$(call link)
 
-# Compares layouts of several ranks with one rank. dev/test/ranks/test_layouts.sh starts it.
+# Compares layouts of several ranks with one rank. dev/test/ranks/test_layouts.py starts it.
 $(BUILD)/layouts: $(BUILD)/dev/test/ranks/layouts.o $(BUILD)/libllmc.a
 	$(call link)
 
-# A program without MPI: the objects before the archive replace the ones in it. dev/test/ranks/test_no_libraries.sh
+# A program without MPI: the objects before the archive replace the ones in it. dev/test/ranks/test_no_libraries.py
 # tests that it refuses several ranks.
 $(BUILD)/alone/train_gpt2: $(BUILD)/train_gpt2.o $(BUILD)/alone/llmc/parallel/comm.o $(BUILD)/libllmc.a
 	$(call link)

@@ -52,12 +52,12 @@ $(GPU_TESTS): $(BUILD)/cuda/%: $(BUILD)/cuda/dev/test/gpu/%.o $(TEST_MAIN) $(BUI
 $(GPU_BENCHES): $(BUILD)/cuda/%: $(BUILD)/cuda/dev/bench/%.o $(BUILD)/cuda/libllmc.a
 	$(call link,$(GPU_LDLIBS))
 
-# A test that makes cuDNN's plans without a GPU. dev/test/gpu/test_cudnn_plans.sh runs it.
+# A test that makes cuDNN's plans without a GPU. dev/test/gpu/test_libraries.py runs it.
 $(BUILD)/cuda/cudnn_plans: $(BUILD)/cuda/dev/test/gpu/cudnn_plans.o $(BUILD)/cuda/llmc/cuda/cudnn_plan.o $(TEST_MAIN) \
                            $(patsubst %,$(BUILD)/llmc/base/%.o,common files print xxhash)
 	$(call link,$(CUDNN_LDLIBS))
 
-# A test that gives NCCL's id to all ranks, without a GPU. dev/test/ranks/test_nccl_id.sh runs it.
+# A test that gives NCCL's id to all ranks, without a GPU. dev/test/gpu/test_libraries.py runs it.
 $(BUILD)/cuda/dev/test/ranks/nccl_id.o: CXXFLAGS += $(NCCL_FLAGS)
 $(BUILD)/cuda/nccl_id: $(BUILD)/cuda/dev/test/ranks/nccl_id.o $(TEST_MAIN) $(RENDEZVOUS:%=$(BUILD)/llmc/%.o)
 	$(call link,$(NCCL_LDLIBS))

@@ -19,7 +19,7 @@ fi
 python=python3
 if ! $python -c "import pytest, xdist, pytest_timeout" 2>/dev/null; then python=/usr/bin/python3; fi
 
-programs=(all tests)
+programs=(all tests build/release/bench_ops)
 if [ "$(uname -m)" = x86_64 ]; then  # the emulator of the CUDA backend switches stacks in x86-64's assembly
     programs+=(emulator build/release/emulator/{,nonccl/,alone/}train_gpt2cu)
 fi

@@ -64,7 +64,7 @@ struct Operation {
 };
 
 // Every operation that is timed, and its work for floatX of `element` bytes. dev/bench/ledger.py predicts the times of
-// these operations on a GPU from the same list; dev/test/cli/test_scripts.sh compares the two.
+// these operations on a GPU from the same list; dev/test/cli/test_bench.py compares the two.
 std::vector<Operation> operations(const GPT2Config& config, int B, int T, int logit_rows, double element) {
     const ParamLayout layout(config);
     const int L = config.L, N = B * T, chunks = ceil_div(N, logit_rows), rows = ceil_div(N, chunks);

@@ -1,5 +1,5 @@
 // cudnn_plans.cpp: tests that cuDNN has engines for our attention graphs on the GPUs described in dev/test/gpu/devices,
-// and that their workspace is within the limit. It needs cuDNN but no GPU; test_cudnn_plans.sh builds and runs it.
+// and that their workspace is within the limit. It needs cuDNN but no GPU; test_libraries.py builds and runs it.
 //
 // The descriptions are in cuDNN's JSON format for device properties, with figures from data sheets.
 #include "cuda/cudnn_plan.h"

@@ -1,4 +1,4 @@
-// group_ranks.cpp: a program that test_groups.sh starts as several ranks.
+// group_ranks.cpp: a program that test_groups.py starts as several ranks.
 //
 //   group_ranks check [ROWS...]           all checks of cases_groups.h, with ROWS elements per rank
 //   group_ranks wait                      all ranks but the last wait in a collective of a group, for ever

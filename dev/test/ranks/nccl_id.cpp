@@ -1,5 +1,5 @@
 // nccl_id.cpp: tests that the TCP rendezvous gives NCCL's unique id to all ranks. Making an id needs no GPU.
-// test_nccl_id.sh runs this program.
+// test_libraries.py runs this program.
 #include <doctest/doctest.h>
 #include <nccl.h>
 #include <unistd.h>

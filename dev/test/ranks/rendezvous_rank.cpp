@@ -1,5 +1,5 @@
 // rendezvous_rank.cpp: a program that starts as a rank, without MPI or a GPU. It finds its rank, joins the TCP
-// rendezvous, and prints the result; `rendezvous_rank who` prints only its rank. test_slurm.sh and test_torchrun.sh
+// rendezvous, and prints the result; `rendezvous_rank who` prints only its rank. test_slurm.py and test_torchrun.py
 // start it.
 #include <cstdio>
 #include <cstdlib>

@@ -1,6 +1,6 @@
 // cases_groups.h: checks of groups of ranks and of sums of activations, which every rank of a run makes together:
 // groups of all sizes, in use at the same time as the world. They throw an Error at the first wrong result.
-// test_groups.sh runs them on MPI's ranks, test_gpu_comm.cu on NCCL's.
+// test_groups.py runs them on MPI's ranks, test_gpu_comm.cu on NCCL's.
 #pragma once
 #include <cmath>
 #include <string>

@@ -1,5 +1,5 @@
 // test_groups.cpp: tests the parts of groups of ranks that need only one process: one rank, the numbers of the groups,
-// and what is refused. test_groups.sh starts real ranks.
+// and what is refused. test_groups.py starts real ranks.
 #include "parallel/groups.h"
 
 #include "support/refusal.h"
