@@ -1,5 +1,5 @@
 // test_checkpoint_load.cpp: tests which checkpoint of a run is loaded, and that checkpoints with damaged files,
-// impossible counts, another shape, or without read permission are refused. dev/test/cli/test_damaged_files.py tests
+// impossible counts, or without read permission are refused. dev/test/cli/test_damaged_files.py tests
 // what the commands say.
 #include <doctest/doctest.h>
 #include <sys/stat.h>
@@ -16,17 +16,6 @@
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-TEST_CASE("--init reads the weights of a checkpoint, in fp32 and in bf16") {
-    for (bool bf16_weights : {false, true}) {
-        const Output run;
-        FlatState want(small_model, 7), got(small_model, 0);
-        load_weights(save(save_options(run.out, {}, bf16_weights), 7).dir, got.layout, got.writer());
-        if (bf16_weights)
-            for (float& x : want.weights) x = float(bf16(x));
-        CHECK(same_tensors(got, want, false));
-    }
-}
-
 TEST_CASE("a NaN in weights or moments is refused, even if the checksum matches") {
     for (std::vector<float> FlatState::*buffer : {&FlatState::weights, &FlatState::m, &FlatState::v}) {
         const Output run;
@@ -39,17 +28,6 @@ TEST_CASE("a NaN in weights or moments is refused, even if the checksum matches"
                        }),
                        "transformer.h.1.mlp.c_fc.bias is nan, so the model cannot"));
     }
-}
-
-TEST_CASE_FIXTURE(Output, "a checkpoint of another shape is refused before any tensor is loaded") {
-    const std::string saved = save(save_options(out), 1).dir;
-    const ParamLayout other({.max_T = 5, .V = 7, .L = 2, .NH = 2, .C = 8});
-    const TensorWriter nowhere = [](const float*, Slot, Param, int) { FAIL("no tensor may be loaded"); };
-    CHECK(contains(refusal([&] {
-                       load_checkpoint(saved, other, {"m", "v"}, nowhere);
-                   }),
-                   "model.safetensors: transformer.wte.weight is F32 [7, 6], but a model of 2 layers and 8 channels "
-                   "needs [7, 8]; wrong --model?"));
 }
 
 TEST_CASE_FIXTURE(Output, "impossible values in trainer.json are refused, even if its checksum matches") {

@@ -18,6 +18,11 @@ TEST_CASE("weights, moments and state are saved and loaded bit for bit, in fp32 
         CHECK(saved.dir == run.out + "/step_005000");
         CHECK(saved.warnings.empty());
         CHECK(holds(saved.dir, 5000));
+        FlatState weights(small_model, 0), rounded(small_model, 5000);  // as --init reads them
+        load_weights(saved.dir, weights.layout, weights.writer());
+        if (bf16_weights)
+            for (float& x : rounded.weights) x = float(bf16(x));
+        CHECK(same_tensors(weights, rounded, false));
         const TrainerState got = read_trainer_state(saved.dir), want = trainer_state(5000);
         CHECK(got.options == want.options);
         CHECK(got.data == want.data);
@@ -129,15 +134,6 @@ TEST_CASE_FIXTURE(Output, "if `latest` cannot be written, a save succeeds with a
     remove_tree(out + "/latest");
     CHECK(save(save_options(out, {1}), 3).warnings.empty());
     CHECK(list_directory(out) == Names{"latest", "step_000003"});
-}
-
-TEST_CASE_FIXTURE(Output, "an output that cannot be created is EXIT_CANNOT_CREATE") {
-    write_bytes(dir / "file", "x");
-    for (const std::string& output : {dir / "file", dir / "file/out", std::string("/proc/none/out")}) {
-        CAPTURE(output);
-        CHECK(exit_code_of([&] { save(save_options(output), 1); }) == EXIT_CANNOT_CREATE);
-    }
-    CHECK(read_bytes(dir / "file") == "x");
 }
 
 TEST_CASE_FIXTURE(Output, "a save whose tensors cannot be read leaves no files") {
