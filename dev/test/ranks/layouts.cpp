@@ -1,7 +1,7 @@
 // layouts.cpp: trains small models of random shapes on several CPU ranks in random layouts (tensor parallelism, ZeRO,
-// sequence parallelism, ...) and on one rank, and compares the results. test_layouts.sh starts it on four ranks.
+// sequence parallelism, ...) and on one rank, and compares the results. test_layouts.py starts it on four ranks.
 //
-//   layouts                        the sweep
+//   layouts [N]                    the sweep: the first N shapes, or all 240
 //   layouts "L=2 NH=4 ... seed=7"  one shape, as a failure prints it
 //
 // A rank compares with the reference what it holds: the loss and the gradient norm of each step, its shard of every
@@ -627,8 +627,11 @@ int main(int argc, char** argv) {
     std::unique_ptr<Comm> world;
     try {
         std::vector<Shape> shapes;
-        for (int i = 1; i < argc; i++) shapes.push_back(parse(argv[i]));
-        for (int seed = 1; argc == 1 && seed <= SHAPES; seed++) shapes.push_back(random_shape(seed));
+        const bool is_sweep = argc == 1 || (argc == 2 && std::string(argv[1]).find('=') == std::string::npos);
+        const int count = argc == 2 ? atoi(argv[1]) : SHAPES;
+        for (int seed = 1; is_sweep && seed <= count; seed++) shapes.push_back(random_shape(seed));
+        for (int i = 1; !is_sweep && i < argc; i++) shapes.push_back(parse(argv[i]));
+        ENSURE(!shapes.empty(), "%s is no number of shapes", argv[1]);
         world = make_comm(find_launch(getenv));
         ENSURE(world->world_size == RANKS, "the sweep needs %d ranks; start it by mpirun -np %d", RANKS, RANKS);
         return sweep(shapes, *world) > 0;
