@@ -1,0 +1,188 @@
+"""test_hf.py: Hugging Face's transformers and tokenizers compute what the program computes, and each reads the files of
+the other. By name only (-m hf): pip install torch transformers tokenizers for the Python that runs pytest.
+"""
+
+import array
+import json
+import random
+import struct
+from types import SimpleNamespace
+
+import pytest
+from harness import PROGRAM, ROOT, Run, run, train
+
+pytestmark = pytest.mark.hf
+DATA = ROOT.parent / "shared/data"  # where it is there, GPT-2's vocabulary and tinyshakespeare
+
+
+class HuggingFace:
+    """The modules. Each is loaded by the first test that needs it, which is skipped where the module is missing."""
+
+    def __getattr__(self, name):
+        if name == "tokenizers":  # 0.19 has an older table of Unicode, and chooses other merges
+            return pytest.importorskip("tokenizers", minversion="0.22")
+        return pytest.importorskip("safetensors.torch" if name == "files" else name)
+
+
+@pytest.fixture(scope="session")
+def hf():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        yield HuggingFace()
+
+
+def load(hf, folder):
+    """Loads a model as a user would; no tensor may be missing or unexpected."""
+    model, info = hf.transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(info[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")), info
+    return model.eval()
+
+
+# ---- weights
+
+
+@pytest.fixture(scope="session")
+def reference(hf):
+    """The tensors of PyTorch's own computation (reference.py), and a model of transformers with its weights."""
+    path = ROOT / "dev/test/support/reference.safetensors"
+    header = json.loads(path.read_bytes()[8:8 + struct.unpack("<Q", path.read_bytes()[:8])[0]])
+    config = hf.transformers.GPT2Config(**json.loads(header["__metadata__"]["config"]))
+    tensors = hf.files.load_file(path)
+    model = hf.transformers.GPT2LMHeadModel(config)
+    weights = {name: value for name, value in tensors.items() if name.startswith("transformer.")}
+    assert not model.load_state_dict(weights, strict=False).unexpected_keys
+    return SimpleNamespace(tensors=tensors, weights=weights, model=model, vocab=config.vocab_size)
+
+
+@pytest.mark.parametrize("form", ["one", "sharded", "bare", "half"])
+def test_a_model_of_transformers_is_read_and_saved_with_the_same_bits_and_logits(form, hf, reference, tmp_path):
+    model = hf.transformers.GPT2LMHeadModel(reference.model.config)
+    model.load_state_dict(reference.model.state_dict())
+    if form == "half":
+        model.half()
+    part = model.transformer if form == "bare" else model  # GPT2Model: names without "transformer."
+    part.save_pretrained(tmp_path / form, max_shard_size="100KB" if form == "sharded" else "1GB")
+    assert (tmp_path / form / "model.safetensors.index.json").exists() == (form == "sharded")
+
+    tokens = array.array("H", [i * i % reference.vocab for i in range(1000)])
+    (tmp_path / "data.bin").write_bytes(struct.pack("<256i", 20240520, 1, len(tokens), *[0] * 253) + tokens.tobytes())
+    out = Run(tmp_path / "run")
+    run(PROGRAM, "--lr 0 --weight-decay 0 --precision fp32 --seq-len 16 --micro-batch 2 --steps 1 --warmup 0 --quiet",
+        ["--train-data", tmp_path / "data.bin", "--init", tmp_path / form, "--output", out])
+
+    saved = hf.files.load_file(out.checkpoint(1) / "model.safetensors")
+    want = {name: value.half().float() if form == "half" else value for name, value in reference.weights.items()}
+    assert saved.keys() == want.keys()
+    assert [name for name in want if not hf.torch.equal(saved[name], want[name])] == []
+    if form == "half":
+        return
+    with hf.torch.no_grad():
+        logits = load(hf, out.checkpoint(1))(reference.tensors["tokens"].long()).logits
+    # transformers sums floats in another order, which changes logits of about 5 by a few roundings. A wrong layout
+    # would change them far more.
+    assert (logits - reference.tensors["logits"]).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_transformers_loads_a_checkpoint_with_its_tokenizer(dtype, hf, data, tmp_path):
+    out = train("--steps 2 --export-dtype", dtype, out=tmp_path / "run", data=data)
+    model = load(hf, out.checkpoint(2))
+    tokenizer = hf.transformers.AutoTokenizer.from_pretrained(out.checkpoint(2))
+    text = "the old king\nheard  of a héron."
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    assert len(tokenizer) == model.config.vocab_size
+    assert tokenizer.eos_token == tokenizer.bos_token == "<|endoftext|>"
+    assert tokenizer.eos_token_id == model.config.eos_token_id == model.generation_config.eos_token_id
+
+
+# ---- tokens
+
+AWKWARD = ["'s", "'t", "'re", "'ve", "'ll", "'d", "'m", "'S", "'", "''", "’", " ", "  ", "\t", "\n", "\r\n",
+           "\v", "\f", "\0", "\x1c", "\x1f", "\x7f", "\x85", "\xa0", "\xad", "\u1680", "\u180e", "\u2000",
+           "\u200a", "\u200b", "\u2028", "\u202f", "\u205f", "\u2060", "\u3000", "\ufeff", "\ufffd",
+           "e\u0301", "é", "²", "½", "Ⅷ", "٣", "कि", "ñ", "Ж", "漢", "字", "한", "😀", "👨‍👩‍👧", "𝔘", "\U0001e4d0",
+           "\U00016d40", "\U000105c0", "a", "B", "z", "0", "9", "_", "-", ".", ",", "!", "<|endoftext|>",
+           "the", " the", "ing", "aaaa", "\U0010ffff", "ﬁ", "ǅ", "ʰ", "Ⓐ", "\u0378"]
+
+
+@pytest.fixture(scope="session")
+def texts():
+    """This repository's sources, random strings over awkward characters and code points, and tinyshakespeare."""
+    rng = random.Random(20240520)
+    sources = [*ROOT.glob("llmc/**/*.*"), *ROOT.glob("dev/**/*.py"), *ROOT.glob("dev/test/**/*.cpp")]
+    found = [path.read_text("utf-8") for path in [*sorted(sources), *DATA.glob("tinyshakespeare/input.txt")]]
+    for _ in range(2000):
+        found.append("".join(rng.choice(AWKWARD) for _ in range(rng.randrange(1, 40))))
+        code_points = (rng.randrange(0x110000) for _ in range(rng.randrange(1, 20)))
+        found.append("".join(chr(c) for c in code_points if not 0xd800 <= c < 0xe000) + ".")
+        found.append("".join(chr(rng.randrange(0x3000)) for _ in range(rng.randrange(1, 40))))
+    return found
+
+
+def tokenize(folder, texts, *options):
+    """Returns the texts' tokens by `train_gpt2 tokenize`, without <|endoftext|>, and the folder that it wrote."""
+    (folder / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    out = folder / "out"
+    run(PROGRAM, "tokenize", folder / "texts.jsonl", "--output", out, "--val-fraction 0", *options)
+    end_of_text = json.loads((out / "vocab.json").read_text())["<|endoftext|>"]
+    documents = []
+    for token in array.array("H", b"".join(path.read_bytes()[1024:] for path in sorted(out.glob("train_*.bin")))):
+        if token == end_of_text:
+            documents.append([])
+        else:
+            documents[-1].append(token)
+    return documents, out
+
+
+def byte_level(hf, model):
+    """Returns a tokenizer without added tokens: <|endoftext|> in a text is text, as it is for the trainer."""
+    tokenizer = hf.tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = hf.tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = hf.tokenizers.decoders.ByteLevel()
+    return tokenizer
+
+
+def assert_same_tokens(texts, documents, tokenizer):
+    assert len(texts) == len(documents)
+    for text, ours, theirs in zip(texts, documents, tokenizer.encode_batch(texts)):
+        assert ours == theirs.ids, text[:60]
+
+
+def assert_files_are_read(hf, out, texts, documents):
+    """Asserts that Hugging Face reads the same tokenizer from tokenizer.json and from vocab.json and merges.txt."""
+    model = hf.tokenizers.models.BPE.from_file(str(out / "vocab.json"), str(out / "merges.txt"))
+    assert_same_tokens(texts, documents, byte_level(hf, model))
+    loaded = hf.tokenizers.Tokenizer.from_file(str(out / "tokenizer.json"))
+    end_of_text = loaded.token_to_id("<|endoftext|>")
+    assert loaded.encode("a<|endoftext|>b").ids.count(end_of_text) == 1
+    plain = [(text, tokens) for text, tokens in zip(texts, documents) if "<|endoftext|>" not in text]
+    assert_same_tokens(*zip(*plain), loaded)
+    for text, tokens in plain:
+        assert loaded.decode(tokens, skip_special_tokens=False) == text
+    config = json.loads((out / "tokenizer_config.json").read_text())
+    assert config["tokenizer_class"] == "GPT2Tokenizer" and config["eos_token"] == "<|endoftext|>"
+    assert json.loads((out / "special_tokens_map.json").read_text())["bos_token"] == "<|endoftext|>"
+
+
+@pytest.mark.parametrize("vocab", [257, 1000, 8192])
+def test_a_vocabulary_trained_on_the_same_texts_has_the_same_merges_and_tokens(vocab, hf, texts, tmp_path):
+    documents, out = tokenize(tmp_path, texts, "--train-bpe", vocab)
+    tokenizer = byte_level(hf, hf.tokenizers.models.BPE())
+    alphabet = hf.tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(texts, hf.tokenizers.trainers.BpeTrainer(
+        vocab_size=vocab - 1, show_progress=False, initial_alphabet=alphabet))
+    merges = json.loads(tokenizer.to_str())["model"]["merges"]
+    assert (out / "merges.txt").read_text().split("\n")[1:-1] == \
+        [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
+    assert_files_are_read(hf, out, texts, documents)
+
+
+def test_gpt2s_vocabulary_gives_the_same_tokens_and_is_written_as_it_was_read(hf, texts, tmp_path):
+    vocab, merges = DATA / "gpt2-bpe/encoder.json", DATA / "gpt2-bpe/vocab.bpe"
+    if not vocab.exists():
+        pytest.skip(f"{vocab} is not there")
+    documents, out = tokenize(tmp_path, texts, "--tokenizer", vocab.parent)
+    assert_same_tokens(texts, documents, byte_level(hf, hf.tokenizers.models.BPE.from_file(str(vocab), str(merges))))
+    assert_files_are_read(hf, out, texts, documents)
+    assert json.loads((out / "vocab.json").read_text()) == json.loads(vocab.read_text())
+    assert (out / "merges.txt").read_text() == merges.read_text()
