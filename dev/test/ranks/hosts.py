@@ -7,7 +7,6 @@ A test file imports the fixture: from hosts import hosts
 import itertools
 import os
 import shutil
-import signal
 from pathlib import Path
 
 import harness
@@ -42,14 +41,14 @@ class Hosts:
         run("ip netns add", self.switch)
         run("ip -n", self.switch, "link add bridge type bridge")
         run("ip -n", self.switch, "link set bridge up")
-        lines = "".join(f"{self.address(i)} {name}\n" for i, name in enumerate(self.names))
+        lines = "".join(f"{SUBNET}.{i + 1} {name}\n" for i, name in enumerate(self.names))
         for i, name in enumerate(self.names):
             run("ip netns add", name)
             run("ip link add cable netns", name, f"type veth peer name port{i} netns", self.switch)
             run("ip -n", self.switch, f"link set port{i} master bridge up")
-            run("ip -n", name, f"addr add {self.address(i)}/24 dev cable")
-            run("ip -n", name, "link set lo up")
-            run("ip -n", name, "link set cable up")
+            run("ip -n", name, f"addr add {SUBNET}.{i + 1}/24 dev cable")
+            for device in ("lo", "cable"):
+                run("ip -n", name, "link set", device, "up")
             etc = Path("/etc/netns") / name  # `ip netns exec` shows these files in place of those in /etc
             etc.mkdir(parents=True)
             (etc / "hosts").write_text("127.0.0.1 localhost\n" + lines)
@@ -59,9 +58,6 @@ class Hosts:
         for name in [*self.names, self.switch]:
             execute("ip netns del", name)
             shutil.rmtree(f"/etc/netns/{name}", ignore_errors=True)
-
-    def address(self, i):
-        return f"{SUBNET}.{i + 1}"
 
     def inside(self, i, *command):
         """Returns the words of a command that runs on host i, with the host's own name. Open MPI uses this name to find
@@ -115,11 +111,7 @@ class Hosts:
 
     def kill(self, i=None):
         """Kills all processes on host i (None: on all hosts)."""
-        for pid in self.processes(i):
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+        execute("sh -c 'kill -9 \"$@\"' sh", self.processes(i))
 
     def wait_until_empty(self):
         wait_until(lambda: not self.processes(), f"the end of the processes on {self.names}")

@@ -29,33 +29,27 @@ def given(more_data, tmp_path):
 
 
 @pytest.fixture
-def train_on(train_in_background, given):
-    """Starts a rank on each host, and returns mpirun when the run has saved two checkpoints."""
+def lose(train_in_background, given):
+    """Trains on each host of a group until two checkpoints are saved, calls `fault`, and waits for the end."""
 
-    def begin(group):
+    def lose(group, fault):
         # Open MPI 5's mpirun must notice a lost host after the ranks, or it ends with exit code 0.
         keepalive = "30 2 5" if open_mpi_5() else "5 1 3"
-        process = train_in_background(OPTIONS, by=group.ranks(1, keepalive=keepalive), **given)
-        run = Run(given["out"])
-        process.wait_for(lambda: run.latest() and run.checkpoint(20).joinpath("trainer.json").exists(), "step 20")
-        return process
+        process, run = train_in_background(OPTIONS, by=group.ranks(1, keepalive=keepalive), **given), Run(given["out"])
+        process.wait_for(lambda: (run.latest() or "") >= "step_000020", "the second checkpoint")
+        fault()
+        if open_mpi_5():
+            group.give_up_soon()
+        assert process.wait() != 0 or open_mpi_5()
+        group.wait_until_empty()
+        assert not run.checkpoint(STEPS).exists(), "training ended before the fault"
 
-    return begin
-
-
-def assert_ended_by_the_fault(process, group, run_folder):
-    assert process.wait() != 0 or open_mpi_5()
-    group.wait_until_empty()
-    assert not Run(run_folder).checkpoint(STEPS).exists(), "training ended before the fault"
+    return lose
 
 
-def test_run_continues_without_a_host_whose_cable_was_cut(hosts, train_on, given, undisturbed, tmp_path):
+def test_run_continues_without_a_host_whose_cable_was_cut(hosts, lose, given, undisturbed, tmp_path):
     group = hosts(4)
-    process = train_on(group)
-    group.cut(3)
-    if open_mpi_5():
-        group.give_up_soon()
-    assert_ended_by_the_fault(process, group, given["out"])
+    lose(group, lambda: group.cut(3))
     shutil.copytree(given["out"], tmp_path / "three")
     three = train(OPTIONS, "--deterministic-ranks 0 --resume --stop-after 30", by=group.ranks(1, hosts=3),
                   **{**given, "out": tmp_path / "three"})
@@ -64,14 +58,15 @@ def test_run_continues_without_a_host_whose_cable_was_cut(hosts, train_on, given
     assert_same_run(undisturbed, two, STEPS)
 
 
-def test_run_continues_after_the_daemon_of_mpirun_on_a_host_was_killed(hosts, train_on, given, undisturbed):
+def test_run_continues_after_the_daemon_of_mpirun_on_a_host_was_killed(hosts, lose, given, undisturbed):
     group = hosts(2)
-    process = train_on(group)
-    # Open MPI 4 names it orted. Open MPI 5 names it prted, and it may have two processes.
-    daemons = [pid for pid in group.processes(1) if Path(f"/proc/{pid}/comm").read_text().strip() in ("orted", "prted")]
-    assert daemons
-    for pid in daemons:
-        os.kill(pid, signal.SIGKILL)
-    assert_ended_by_the_fault(process, group, given["out"])
+
+    def kill_the_daemon():  # Open MPI 4 names it orted. Open MPI 5 names it prted, and it may have two processes.
+        daemons = [pid for pid in group.processes(1) if Path(f"/proc/{pid}/comm").read_text() in ("orted\n", "prted\n")]
+        assert daemons
+        for pid in daemons:
+            os.kill(pid, signal.SIGKILL)
+
+    lose(group, kill_the_daemon)
     again = train(OPTIONS, "--resume", by=group.ranks(1), **given)
     assert_same_run(undisturbed, again, STEPS)

@@ -107,12 +107,6 @@ exec {JOIN}
 # ---- jobs that are asked to stop, or queued again
 
 
-def ranks_on(slurm):
-    """Returns the names of the processes on the hosts that are ranks."""
-    names = [text_of(Path(f"/proc/{pid}/comm")) for pid in slurm.group.processes()]
-    return [name for name in names if name.startswith("train_gpt2")]
-
-
 def text_of(path):
     return path.read_text() if path.exists() else ""
 
@@ -128,7 +122,8 @@ def test_scancel_usr1_saves_and_another_job_resumes(slurm, more_data, tmp_path):
     steps = run.last_step() + 1
     slurm.run("srun --mpi=pmix", TWO_BY_TWO, endless, "--resume --stop-after 2")
     assert run.lines("run")[1]["resumed_at"] == steps and run.last_step() == steps + 1
-    wait_until(lambda: not ranks_on(slurm), "the end of the ranks")
+    wait_until(lambda: not any("train_gpt2" in text_of(Path(f"/proc/{pid}/comm")) for pid in slurm.group.processes()),
+               "the end of the ranks")
 
 
 def test_recipe_that_ends_with_code_75_is_queued_again(slurm, tmp_path):
