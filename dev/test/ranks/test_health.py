@@ -1,0 +1,91 @@
+"""test_health.py: what a run does about steps that are not finite, about spikes, and about ranks that round differently
+or are slow. A learning rate of 1e30 makes every step after the first one NaN."""
+
+import os
+import re
+import signal
+import time
+
+import pytest
+from harness import MPI_ENVIRONMENT, PROGRAM, TINY, Run, assert_same_run, execute, ranks, ranks_of, refused, run
+from harness import train, train_command
+from mpi import each_rank
+
+OPTIONS = "--micro-batch 1 --global-batch 48 --val-every 0"
+NAN = f"{OPTIONS} --steps 16 --checkpoint-every 5 --lr 1e30 --warmup 0"
+
+
+def skipped(run):
+    return [(line["step"], line["skipped"]) for line in run.lines("step") if "skipped" in line]
+
+
+def test_steps_that_are_not_finite_change_no_weight(data, tmp_path):
+    result = refused(1, "step 1: loss nan", train_command(NAN, out=tmp_path / "halt", data=data))
+    assert "the step did not change the weights, which are saved as of step 1" in result.errors[0]
+    halt, skip = Run(tmp_path / "halt"), Run(tmp_path / "skip")
+    assert halt.latest() == "step_000001"
+    result = refused(1, "step 10: loss nan", train_command(NAN, "--on-nan skip", out=skip, data=data))
+    assert "the last of 10 steps in a row" in result.errors[0]
+    assert skipped(skip) == [(step, "non_finite") for step in range(1, 11)]
+    assert skip.latest() == "step_000011"  # skipped steps count
+    for name in ("model.safetensors", "optimizer.safetensors"):  # without their headers, which have the step
+        a, b = ((checkpoint / name).read_bytes()[-50000:] for checkpoint in (halt.checkpoint(1), skip.checkpoint(11)))
+        assert a == b
+
+
+# With these options nearly every second loss is half a standard deviation above the mean of 128 steps.
+def test_a_resumed_run_finds_the_same_spikes(more_data, tmp_path):
+    options = f"{OPTIONS} --steps 150 --checkpoint-every 1000 --spike-z 0.5 --lr 0"
+    where = {"data": more_data, "env": {"OMP_NUM_THREADS": 1}}
+    whole = train(options, out=tmp_path / "whole", **where)
+    assert any(step > 140 for step, _ in skipped(whole))
+    train(options, "--stop-after 140", out=tmp_path / "resumed", **where)
+    assert_same_run(whole, train(options, "--resume", out=tmp_path / "resumed", **where), 150)
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_ranks_skip_together(zero, data, tmp_path):
+    two = ranks(2)
+    result = execute(train_command(NAN, f"--global-batch 32 --on-nan skip --zero {zero}", out=tmp_path / "run",
+                                   data=data, by=two), env=two.env)
+    assert result.code == 1 and Run(tmp_path / "run").latest() == "step_000011"
+
+
+# ---- ranks compare their weights, unless they round differently: with --zero 0 their weights then differ
+
+COMPARED = f"{OPTIONS} --steps 8 --check-replicas 4"
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2])
+def test_equal_replicas_pass_the_comparison(zero, data):
+    train(COMPARED, f"--zero {zero}", out="", data=data, by=ranks(3))
+
+
+@pytest.mark.parametrize("zero, warns", [(0, True), (1, False)])
+def test_ranks_with_other_instruction_sets_do_not_compare_their_weights(zero, warns, data, tmp_path):
+    if ", plain;" in run(PROGRAM, "plan", TINY).out:
+        pytest.skip("this machine has CPU_ISA=plain only")
+    command = train_command(COMPARED, f"--global-batch 32 --precision fp32 --zero {zero}", out=tmp_path / "run",
+                            data=data)
+    run(each_rank(["env", "CPU_ISA=plain", *command], command), env=MPI_ENVIRONMENT)
+    warnings = str(Run(tmp_path / "run").lines("warning"))
+    if warns:
+        assert re.search("rank 1 has CPU_ISA=[a-z0-9]*, rank 0 has plain: they may round differently, .*; "
+                         "--check-replicas is off", warnings)
+    else:
+        assert warnings == "[]"
+
+
+# It is stopped once in each step, which mostly is its own work and hardly a wait for the other rank.
+def test_a_slow_rank_is_named(train_in_background, data, tmp_path):
+    log = Run(tmp_path / "run")
+    process = train_in_background(OPTIONS, "--global-batch 2048 --steps 1000000 --checkpoint-every 0",
+                                  data=data, out=log, by=ranks(2))
+    process.wait_for_step(log, 0)
+    slow = ranks_of(process)[1]
+    while "rank 1 is slow: the others waited" not in str(log.lines("warning")):
+        os.kill(slow, signal.SIGSTOP)
+        time.sleep(0.2)  # the rank's pause
+        os.kill(slow, signal.SIGCONT)
+        process.wait_for_step(log, log.last_step() + 1)
+        assert log.last_step() < 1000
