@@ -34,52 +34,43 @@ struct DefaultSignals {
     _exit(0);
 }
 
-static void wait_for_file(const std::string& path) {
-    for (int i = 0; i < 10'000 && access(path.c_str(), F_OK) != 0; i++) usleep(1000);
-}
+struct Ended {
+    int status;
+    std::string said;
+};
 
-// Returns the wait status of stoppable_process after these signals, sent with this pause between them.
-static int status_after(const std::vector<int>& signals, const std::string& said, double pause, double saving) {
+// Runs stoppable_process and sends it these signals, with this pause between them.
+static Ended after(const std::vector<int>& signals, double pause = 0.0, double saving = 0.0) {
     const TemporaryDirectory dir;
     const std::string ready = dir / "ready";
     const pid_t child = fork();
-    if (child == 0) stoppable_process(said, ready, saving);
-    wait_for_file(ready);
+    if (child == 0) stoppable_process(dir / "said", ready, saving);
+    for (int i = 0; i < 10'000 && access(ready.c_str(), F_OK) != 0; i++) usleep(1000);
     for (size_t i = 0; i < signals.size(); i++) {
         if (i > 0) usleep(useconds_t(1e6 * pause));
         kill(child, signals[i]);
     }
     int status = 0;
     waitpid(child, &status, 0);
-    return status;
+    return {status, read_bytes(dir / "said")};
 }
 
 TEST_CASE_FIXTURE(DefaultSignals, "SIGTERM, SIGINT and SIGUSR1 ask to stop, with a line") {
-    const TemporaryDirectory dir;
     for (int number : {SIGINT, SIGTERM, SIGUSR1}) {
         CAPTURE(number);
-        CHECK(status_after({number}, dir / "said", 0.0, 0.0) == 0);
-        CHECK(read_bytes(dir / "said").starts_with("\nstopping: "));
+        const Ended ended = after({number});
+        CHECK(ended.status == 0);
+        CHECK(ended.said.starts_with("\nstopping: "));
     }
 }
 
 TEST_CASE_FIXTURE(DefaultSignals, "two signals at the same time are one request") {
-    const TemporaryDirectory dir;
-    for (int i = 0; i < 20; i++) CHECK(status_after({SIGINT, SIGTERM}, dir / "said", 0.0, 0.05) == 0);
+    for (int i = 0; i < 10; i++) CHECK(after({SIGINT, SIGTERM}, 0.0, 0.05).status == 0);
 }
 
 TEST_CASE_FIXTURE(DefaultSignals, "a second signal ends the process by that signal") {
-    const TemporaryDirectory dir;
-    const int status = status_after({SIGUSR1, SIGTERM}, dir / "said", 1.1, 60.0);
-    REQUIRE(WIFSIGNALED(status));
-    CHECK(WTERMSIG(status) == SIGTERM);
-    CHECK(read_bytes(dir / "said").find("\nended by a second signal: the steps since the last") != std::string::npos);
-}
-
-TEST_CASE_FIXTURE(DefaultSignals, "a signal that the caller ignores does not stop the run") {
-    const TemporaryDirectory dir;
-    const auto before = signal(SIGINT, SIG_IGN);
-    const int status = status_after({SIGINT, SIGTERM}, dir / "said", 1.1, 0.0);  // a second one would end it
-    signal(SIGINT, before);
-    CHECK(status == 0);
+    const Ended ended = after({SIGUSR1, SIGTERM}, 1.1, 60.0);
+    REQUIRE(WIFSIGNALED(ended.status));
+    CHECK(WTERMSIG(ended.status) == SIGTERM);
+    CHECK(ended.said.find("\nended by a second signal: the steps since the last") != std::string::npos);
 }
