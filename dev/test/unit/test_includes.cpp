@@ -102,16 +102,3 @@ TEST_CASE("no module includes itself through others") {
     CHECK(modules.size() > 50);
     for (const auto& [module, names] : modules) CHECK(circle(modules, module) == "");
 }
-
-TEST_CASE("every include names a file") {
-    const Includes files = read_includes();
-    for (const auto& [file, includes] : files) {
-        CAPTURE(file);
-        for (const std::string& include : includes) CHECK(files.count(include) == 1);
-    }
-}
-
-TEST_CASE("a circle is found through others") {
-    CHECK(circle({{"a", {"b"}}, {"b", {"c"}}, {"c", {"b"}}}, "a") == "");
-    CHECK(circle({{"a", {"b"}}, {"b", {"c"}}, {"c", {"b"}}}, "b") == "b > c > b");
-}
