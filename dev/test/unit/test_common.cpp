@@ -3,18 +3,15 @@
 
 #include <doctest/doctest.h>
 
+#include <cstdint>
+#include <string>
+#include <utility>
+
 #include "support/refusal.h"
 
-TEST_CASE("format makes text of any length") {
-    CHECK(format("%s", "") == "");
-    CHECK(format("%d of %s", 3, "four") == "3 of four");
+TEST_CASE("fail() throws an Error with the exit code and a message of any length") {
     const std::string longer(100000, 'x');
-    CHECK(format("<%s>", longer.c_str()) == "<" + longer + ">");
-}
-
-TEST_CASE("fail() throws an Error with the message and the exit code") {
-    CHECK(exit_code_of([] { fail(EXIT_BAD_DATA, "no"); }) == 65);
-    CHECK_THROWS_WITH_AS(fail(EXIT_IO, "%s: %d bytes", "file", 7), "file: 7 bytes", Error);
+    CHECK(refusal([&] { fail(EXIT_BAD_DATA, "<%s> %d", longer.c_str(), 7); }) == "65 <" + longer + "> 7");
 }
 
 TEST_CASE("ENSURE throws exit code 2 if its condition is false, and only then formats its message") {
@@ -28,15 +25,12 @@ TEST_CASE("ENSURE throws exit code 2 if its condition is false, and only then fo
 TEST_CASE("INVARIANT reports a bug, with the exit code of an internal error") {
     CHECK(refusal([] { INVARIANT(7 % 2 == 0, "%d elements cannot be divided among %d ranks", 7, 2); }) ==
           "1 internal error: 7 elements cannot be divided among 2 ranks; please report it");
-    CHECK(refusal([] { INVARIANT(8 % 2 == 0, "no"); }) == "");
 }
 
 TEST_CASE("ceil_div rounds quotients up, round_up rounds to a multiple") {
     CHECK(ceil_div(0, 8) == 0);
-    CHECK(ceil_div(1, 8) == 1);
     CHECK(ceil_div(8, 8) == 1);
     CHECK(ceil_div(9, 8) == 2);
-    CHECK(round_up(50257, 128) == 50304);
     CHECK(round_up(50304, 128) == 50304);
     CHECK(round_up<int64_t>(int64_t(1) << 40 | 1, 64) == (int64_t(1) << 40) + 64);
 }
@@ -44,47 +38,27 @@ TEST_CASE("ceil_div rounds quotients up, round_up rounds to a multiple") {
 TEST_CASE("narrow refuses numbers that do not fit in 32 bits") {
     CHECK(narrow(2147483647) == 2147483647);
     CHECK(narrow(-2147483648LL) == -2147483647 - 1);
-    CHECK_THROWS_WITH_AS(narrow(2147483648LL), "2147483648 does not fit in 32 bits", Error);
-    CHECK_THROWS_AS(narrow(-2147483649LL), Error);
+    CHECK(refusal([] { narrow(2147483648LL); }).ends_with("2147483648 does not fit in 32 bits"));
+    CHECK(refusal([] { narrow(-2147483649LL); }) != "");
 }
 
-TEST_CASE("with_commas separates thousands") {
-    CHECK(with_commas(0) == "0");
-    CHECK(with_commas(999) == "999");
-    CHECK(with_commas(1000) == "1,000");
-    CHECK(with_commas(124439808) == "124,439,808");
-    CHECK(with_commas(-1) == "-1");
-    CHECK(with_commas(-999) == "-999");
-    CHECK(with_commas(-123456) == "-123,456");
-    CHECK(with_commas(std::numeric_limits<int64_t>::min()) == "-9,223,372,036,854,775,808");
-}
-
-TEST_CASE("human_bytes keeps three digits") {
-    CHECK(human_bytes(0) == "0 B");
-    CHECK(human_bytes(1023) == "1023 B");
-    CHECK(human_bytes(1024) == "1.00 KiB");
-    CHECK(human_bytes(15 << 20) == "15.0 MiB");
-    CHECK(human_bytes(int64_t(300) << 20) == "300 MiB");
-    CHECK(human_bytes(6593445888) == "6.14 GiB");
-}
-
-TEST_CASE("plain_number keeps significant digits, and has no exponent") {
-    CHECK(plain_number(1034.5) == "1,035");
-    CHECK(plain_number(1e6) == "1,000,000");
-    CHECK(plain_number(999.6) == "1,000");
-    CHECK(plain_number(123.4) == "123");
-    CHECK(plain_number(12.34) == "12.3");
-    CHECK(plain_number(9.9996) == "10");
-    CHECK(plain_number(4.0) == "4");
-    CHECK(plain_number(0.25) == "0.25");
-    CHECK(plain_number(1.234e-5) == "0.0000123");
-    CHECK(plain_number(0.0) == "0");
-    CHECK(plain_number(1012.46, 4) == "1,012");
+TEST_CASE("numbers for people: thousands, bytes and significant digits") {
+    for (const auto& [number, text] : {std::pair<int64_t, std::string>(999, "999"),
+                                       {124439808, "124,439,808"},
+                                       {-999, "-999"},
+                                       {-123456, "-123,456"},
+                                       {INT64_MIN, "-9,223,372,036,854,775,808"}})
+        CHECK(with_commas(number) == text);
+    for (const auto& [bytes, text] : {std::pair<int64_t, std::string>(1023, "1023 B"),
+                                      {1024, "1.00 KiB"},
+                                      {15 << 20, "15.0 MiB"},
+                                      {300 << 20, "300 MiB"},
+                                      {6593445888, "6.14 GiB"}})
+        CHECK(human_bytes(bytes) == text);
+    for (const auto& [number, text] :
+         {std::pair(1034.5, "1,035"), std::pair(999.6, "1,000"), std::pair(123.4, "123"), std::pair(12.34, "12.3"),
+          std::pair(9.9996, "10"), std::pair(0.25, "0.25"), std::pair(1.234e-5, "0.0000123"), std::pair(0.0, "0"),
+          std::pair(1.0 / 0.0, "inf")})
+        CHECK(plain_number(number) == text);
     CHECK(plain_number(101.246, 4) == "101.2");
-    CHECK(plain_number(std::numeric_limits<double>::infinity()) == "inf");
-}
-
-TEST_CASE("the clock of seconds_now never goes back") {
-    const double a = seconds_now(), b = seconds_now();
-    CHECK(b >= a);
 }
