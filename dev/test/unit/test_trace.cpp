@@ -5,7 +5,9 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <string>
 #include <thread>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -47,9 +49,7 @@ TEST_CASE("ranges are events of their thread, nested as the blocks are, and in t
     const std::vector<Json> events = events_in(path);
     REQUIRE(events.size() == 3);
     const Json &forward = events[0], &batch = events[1], &step = events[2];
-    CHECK(forward["name"] == "forward");
-    CHECK(batch["name"] == "read batch 0");
-    CHECK(step["name"] == "step 7");
+    CHECK((forward["name"] == "forward" && batch["name"] == "read batch 0" && step["name"] == "step 7"));
     for (const Json& event : events) CHECK(event["pid"] == 3);
     CHECK(forward["tid"] == step["tid"]);
     CHECK(batch["tid"] != step["tid"]);
@@ -82,12 +82,10 @@ TEST_CASE("the recording ends after its steps, and a range that has begun before
 
 TEST_CASE("a path that cannot be written is refused, and a file that is not a trace is left as it is") {
     const TemporaryDirectory dir;
-    const auto why = [](const std::string& path) { return refusal([&] { open_trace(path, 0, 1); }); };
-    const std::string none = dir / "none/t.json";
-    CHECK(why(none) == format("73 --trace %s: No such file or directory", none.c_str()));
-    CHECK(why(dir / ".").find("73 --trace") == 0);
     write_bytes(dir / "model", "weights");
-    CHECK(why(dir / "model").find("exists and is not a trace") != std::string::npos);
+    for (const auto& [name, message] : {std::pair("none/t.json", ": No such file or directory"), std::pair(".", ": "),
+                                        std::pair("model", ": exists and is not a trace")})
+        CHECK(refusal([&] { open_trace(dir / name, 0, 1); }).starts_with("73 --trace " + (dir / name) + message));
     CHECK(read_bytes(dir / "model") == "weights");
 }
 
