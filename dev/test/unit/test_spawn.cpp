@@ -1,6 +1,6 @@
 // test_spawn.cpp: tests --ranks N for ranks that are child processes: their variables, exit codes, a rank that is
 // killed, one that ignores SIGTERM, a signal to the parent, and a parent that is killed. The ranks are shell commands.
-// test_ranks_option.sh tests ranks by mpirun.
+// test_ranks_option.py tests ranks by mpirun.
 #include "parallel/spawn.h"
 
 #include <doctest/doctest.h>
