@@ -1,7 +1,11 @@
 // small_tokenize.h: a run of `tokenize` on small files, for the tests of text/tokenize.h.
 #pragma once
+#include <unistd.h>
+
+#include <cstdlib>
 #include <filesystem>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/files.h"
@@ -12,6 +16,8 @@
 #include "text/tokenizer.h"
 
 using Tokens = std::vector<int>;
+using Texts = std::vector<std::string>;
+using Files = std::vector<std::pair<std::string, std::string>>;  // names and bytes
 
 // A vocabulary of the 256 bytes, 20 merges and <|endoftext|>.
 inline const Tokenizer& tokenizer() {
@@ -23,12 +29,17 @@ inline const Tokenizer& tokenizer() {
     return t;
 }
 
+// Where temporary files are in memory, if possible: `tokenize` syncs each of its files, which takes long on a disk.
+inline void keep_files_in_memory() {
+    if (access("/dev/shm", W_OK) == 0) setenv("TMPDIR", "/dev/shm", 0);
+}
+
 // Tokenizes the files of a folder with the vocabulary of tokenizer(), into shards beside it.
 struct TokenizeRun {
-    TemporaryDirectory folder;
+    TemporaryDirectory folder = (keep_files_in_memory(), TemporaryDirectory());
     TokenizeOptions options;
 
-    TokenizeRun() {
+    explicit TokenizeRun(const Files& files = {}) {
         save_tokenizer(tokenizer(), folder.path, 128);
         std::filesystem::create_directory(folder / "in");
         options.tokenizer = folder / "tokenizer.json";
@@ -36,8 +47,13 @@ struct TokenizeRun {
         options.inputs = {folder / "in"};
         options.val_fraction = 0.0;
         options.quiet = true;
+        for (const auto& [name, bytes] : files) file(name, bytes);
     }
-    void file(const std::string& name, const std::string& bytes) { write_bytes(folder / ("in/" + name), bytes); }
+    void file(const std::string& name, const std::string& bytes) {
+        const std::filesystem::path path = folder / ("in/" + name);
+        std::filesystem::create_directories(path.parent_path());
+        write_bytes(path, bytes);
+    }
     std::string out(const std::string& name) const { return options.output + "/" + name; }
 
     // The tokens of all shards whose names begin with `set`, "train_" or "val_".
@@ -47,14 +63,19 @@ struct TokenizeRun {
             if (!name.starts_with(set)) continue;
             const Shard shard = open_shard(out(name));
             all.resize(all.size() + size_t(shard.tokens));
-            read_tokens(shard, 0, shard.tokens, tokenizer().vocab_size(), all.data() + all.size() - shard.tokens);
+            read_tokens(shard, 0, shard.tokens, MAX_VOCAB_SIZE, all.data() + all.size() - shard.tokens);
         }
         return all;
+    }
+    // Tokenizes. Returns the tokens for training.
+    Tokens train() {
+        tokenize(options);
+        return tokens("train_");
     }
 };
 
 // The tokens that shards of these documents must hold.
-inline Tokens documents(const std::vector<std::string>& texts) {
+inline Tokens documents(const Texts& texts) {
     Tokens out;
     for (const std::string& text : texts) {
         out.push_back(tokenizer().end_of_text);
