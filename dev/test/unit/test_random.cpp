@@ -5,7 +5,6 @@
 #include <doctest/doctest.h>
 
 #include <bit>
-#include <set>
 
 using Words = std::array<uint32_t, 4>;
 
@@ -17,15 +16,6 @@ TEST_CASE("philox4x32-10 gives the known answers of Random123") {
     // counter 243f6a88 85a308d3 13198a2e 03707344, key a4093822 299f31d0
     CHECK(Philox{0x299f31d0a4093822, 0x0370734413198a2e}(0x85a308d3243f6a88) ==
           Words{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
-}
-
-TEST_CASE("each seed, stream and index has different numbers") {
-    std::set<Words> seen;
-    for (uint64_t seed : {0, 1, 42})
-        for (uint64_t stream : {uint64_t(0), uint64_t(1), uint64_t(1) << 32})
-            for (uint64_t index : {uint64_t(0), uint64_t(1), uint64_t(1) << 32})
-                seen.insert(Philox{seed, stream}(index));
-    CHECK(seen.size() == 27);
 }
 
 TEST_CASE("bits16 splits the words of an index, low halves first") {
@@ -58,8 +48,6 @@ TEST_CASE("round_randomly keeps NaN and infinities, and makes an infinity only i
                 const float x = std::bit_cast<float>(sign | magnitude);
                 CHECK(round_randomly(x, random).bits == bf16(x).bits);
             }
-    CHECK(std::isnan(float(round_randomly(NAN, 0xffff))));
-    CHECK(std::isinf(float(round_randomly(INFINITY, 0xffff))));
 }
 
 TEST_CASE("uniform() is uniform in [0, 1)") {
