@@ -40,7 +40,9 @@ def test_a_resumed_run_finds_the_same_spikes(more_data, tmp_path):
     whole = train(options, out=tmp_path / "whole", **where)
     assert any(step > 140 for step, _ in skipped(whole))
     train(options, "--stop-after 140", out=tmp_path / "resumed", **where)
-    assert_same_run(whole, train(options, "--resume", out=tmp_path / "resumed", **where), 150)
+    resumed = train(options, "--resume", out=tmp_path / "resumed", **where)
+    assert skipped(resumed) == skipped(whole)
+    assert_same_run(whole, resumed, 150)
 
 
 @pytest.mark.parametrize("zero", [0, 1])

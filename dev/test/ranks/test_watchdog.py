@@ -1,0 +1,77 @@
+"""test_watchdog.py: a run in which a rank or a disk hangs ends with exit code 124 after --timeout, each rank that is
+alive prints where it is, and no process is left."""
+
+import os
+import random
+import re
+import signal
+import socket
+
+from harness import SLOWER, assert_same_run, emulated_gpus, ranks, ranks_of, refused, run, train, train_command
+from mpi import HOST, wait_for_end_of
+
+TIMEOUT = 3 * SLOWER
+ENDLESS = ("--micro-batch 1 --global-batch 48 --val-every 0 --steps 1000000 --checkpoint-every 1000000"
+           f" --timeout {TIMEOUT}")
+
+
+def assert_hangs(process, pids, *alive):
+    """Waits for the end by the watchdogs; just the ranks that are alive must print where they are."""
+    assert process.wait() == 124
+    lines = re.findall(rf"error: rank (\d) on {HOST}: no progress for {TIMEOUT} s \(--timeout\): .* in collective \d+;"
+                       " look at the ranks that print no such line", process.output)
+    assert sorted(map(int, lines)) == list(alive), process.output
+    assert process.output.count("no progress") == len(alive)
+    wait_for_end_of(pids)
+
+
+def test_a_disk_that_hangs_ends_the_run(data, tmp_path):
+    source, library = tmp_path / "hangs.c", tmp_path / "hangs.so"
+    source.write_text("unsigned sleep(unsigned); int fsync(int file) { for (;;) sleep(1000); }")
+    run(os.environ.get("CC", "cc"), "-shared -fPIC -o", library, source)
+    refused(124, f"no progress for {TIMEOUT} s (--timeout): ",
+            train_command(ENDLESS, out=tmp_path / "run", data=data), env={"LD_PRELOAD": library})
+
+
+def test_a_stopped_rank_ends_the_run_which_continues_with_the_same_bits(train_in_background, data, tmp_path):
+    where = {"out": tmp_path / "run", "data": data, "by": ranks(3)}
+    train(ENDLESS, "--stop-after 5", **where)
+    process = train_in_background(ENDLESS, "--resume", **where)
+    process.wait_for_step(tmp_path / "run", 8)
+    pids = ranks_of(process)
+    os.kill(pids[2], signal.SIGSTOP)
+    assert_hangs(process, pids, 0, 1)
+    assert re.search(r"\(--timeout\): step \d+, ", process.output)
+    whole = train(ENDLESS, "--stop-after 9", out=tmp_path / "whole", data=data, by=ranks(3))
+    assert_same_run(train(ENDLESS, "--resume --stop-after 4", **where), whole, 9)
+
+
+def test_a_stopped_rank_ends_generate(start, data, tmp_path):
+    init, two = train("--steps 1 --warmup 0", out=tmp_path / "run", data=data), ranks(2)
+    process = start(two.command("generate --tensor-parallel 2 --prompt the --num-samples 1000000000 --init", init,
+                                "--timeout", TIMEOUT), env=two.env)
+    process.wait_for(lambda: "\n---" in process.output, "a text")
+    pids = ranks_of(process)
+    os.kill(pids[1], signal.SIGSTOP)
+    assert_hangs(process, pids, 0)
+
+
+def free_port():
+    """Returns a port on which nobody listens, below those that Linux gives to connections."""
+    while True:
+        port = random.randrange(20000, 32000)
+        with socket.socket() as tried:
+            if tried.connect_ex(("127.0.0.1", port)) != 0:
+                return port
+
+
+# Without a launcher each rank must end by itself.
+def test_a_stopped_gpu_rank_ends_the_other(train_in_background, data, tmp_path):
+    options = f"{ENDLESS} --layers 1 --heads 1 --global-batch 0 --precision fp32 --autotune off"
+    env = {"SIMT_DEVICES": 2, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1",
+           "MASTER_PORT": free_port()}
+    first, other = (train_in_background(options, out=tmp_path / "run", data=data, by=emulated_gpus(1),
+                                        env={**env, "RANK": rank, "LOCAL_RANK": rank}) for rank in (0, 1))
+    first.wait_for_step(tmp_path / "run", 3)
+    other.signal(signal.SIGSTOP)
+    assert_hangs(first, [first.pid], 0)
