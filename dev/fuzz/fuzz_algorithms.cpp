@@ -2,13 +2,8 @@
 //
 // fuzz_algorithms.cpp: reads any bytes as the file that keeps the algorithms chosen by --autotune. Choices that are
 // read must read back the same, the file's and those of a matmul and of an attention.
-#include <cstdlib>
-
 #include "cuda/algorithm_choices.h"
-
-static void require(bool condition) {
-    if (!condition) abort();
-}
+#include "fuzz.h"
 
 static void check_choice(const std::string& text) {
     if (const auto choice = parse_matmul_choice(text)) {
@@ -22,7 +17,7 @@ static void check_choice(const std::string& text) {
 }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-    const std::string text(reinterpret_cast<const char*>(data), size);
+    const std::string text = as_text(data, size);
     const AlgorithmChoices choices = parse_choices(text);
     require(parse_choices(choices_text(choices)) == choices);
     for (const auto& [shape, choice] : choices) check_choice(choice);

@@ -6,15 +6,11 @@
 // Text for a terminal, and of a message, must be valid UTF-8 without characters that control a terminal. The parts in
 // which the bytes of a text arrive must not matter.
 #include <algorithm>
-#include <cstdlib>
 
 #include "base/common.h"
 #include "base/print.h"
+#include "fuzz.h"
 #include "text/tokenizer.h"
-
-static void require(bool condition) {
-    if (!condition) abort();
-}
 
 static std::vector<int> encoded(Encoder& encoder, std::string_view text) {
     std::vector<int> tokens;

@@ -4,16 +4,14 @@
 // fuzz_hf_config.cpp: reads any text as config.json. It must be refused by an Error, or give a model whose layout can
 // be computed. The config.json of that model must read back as the same model.
 #include <algorithm>
-#include <cstdint>
-#include <cstdlib>
-#include <string>
 
 #include "checkpoint/hf.h"
+#include "fuzz.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     HFConfig config;
     try {
-        config = parse_hf_config(std::string(reinterpret_cast<const char*>(data), size), "config.json");
+        config = parse_hf_config(as_text(data, size), "config.json");
     } catch (const Error&) {
         return 0;
     }

@@ -5,18 +5,16 @@
 // chooses a variable, and the others are its value. They must be refused with EXIT_USAGE, or give a rank, a local rank
 // and a world size that fit together.
 #include <algorithm>
-#include <cstdlib>
-#include <map>
 #include <functional>
+#include <iterator>
+#include <map>
+#include <sstream>
 #include <string>
 #include <vector>
 
 #include "base/common.h"
+#include "fuzz.h"
 #include "parallel/launch.h"
-
-static void require(bool condition) {
-    if (!condition) abort();
-}
 
 // Runs f, which may refuse its input.
 static void accepted_or_refused(const std::function<void()>& f) {
@@ -26,8 +24,6 @@ static void accepted_or_refused(const std::function<void()>& f) {
         require(error.exit_code == EXIT_USAGE);
     }
 }
-
-static void check_hosts(const std::string& text) { require(first_host(text).size() <= text.size()); }
 
 static void check_launch(const Launch& launch) {
     require(launch.world_size >= 1 && launch.world_size <= MAX_RANKS);
@@ -42,30 +38,15 @@ static void check_launch(const Launch& launch) {
 using Variables = std::map<std::string, std::string>;
 
 static Variables read_variables(const std::string& text) {
-    static const std::vector<const char*> names = {"OMPI_COMM_WORLD_RANK",
-                                                   "OMPI_COMM_WORLD_SIZE",
-                                                   "OMPI_COMM_WORLD_LOCAL_RANK",
-                                                   "OMPI_COMM_WORLD_LOCAL_SIZE",
-                                                   "RANK",
-                                                   "WORLD_SIZE",
-                                                   "LOCAL_RANK",
-                                                   "LOCAL_WORLD_SIZE",
-                                                   "MASTER_ADDR",
-                                                   "MASTER_PORT",
-                                                   "TORCHELASTIC_RUN_ID",
-                                                   "TORCHELASTIC_RESTART_COUNT",
-                                                   "TORCHELASTIC_ERROR_FILE",
-                                                   "SLURM_PROCID",
-                                                   "SLURM_STEP_NUM_TASKS",
-                                                   "SLURM_LOCALID",
-                                                   "SLURM_STEP_ID",
-                                                   "SLURM_JOB_ID",
-                                                   "SLURM_STEP_NODELIST",
-                                                   "SLURM_NTASKS",
-                                                   "SLURM_RESTART_COUNT",
-                                                   "PMIX_RANK",
-                                                   "PMI_SIZE",
-                                                   "PRTE_LAUNCHED"};
+    static const std::vector<std::string> names = [] {
+        std::istringstream words(
+            "OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_LOCAL_SIZE RANK "
+            "WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID "
+            "TORCHELASTIC_RESTART_COUNT TORCHELASTIC_ERROR_FILE SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_LOCALID "
+            "SLURM_STEP_ID SLURM_JOB_ID SLURM_STEP_NODELIST SLURM_NTASKS SLURM_RESTART_COUNT PMIX_RANK PMI_SIZE "
+            "PRTE_LAUNCHED");
+        return std::vector<std::string>(std::istream_iterator<std::string>(words), {});
+    }();
     Variables variables;
     for (size_t begin = 0, end = 0; begin < text.size(); begin = end + 1) {
         end = std::min(text.find('\n', begin), text.size());
@@ -78,8 +59,8 @@ static Variables read_variables(const std::string& text) {
 }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-    const std::string text(reinterpret_cast<const char*>(data), size);
-    accepted_or_refused([&] { check_hosts(text); });
+    const std::string text = as_text(data, size);
+    accepted_or_refused([&] { require(first_host(text).size() <= text.size()); });
     const Variables variables = read_variables(text);
     const Environment environment = [&](const char* name) {
         const auto found = variables.find(name);

@@ -3,9 +3,8 @@
 // fuzz_log.cpp: reads any bytes as the log.jsonl of a run that is resumed. The kept lines must be lines of the file in
 // their order, and reading them again must keep all of them.
 #include <algorithm>
-#include <cstdlib>
 
-#include "memory_directory.h"
+#include "fuzz.h"
 #include "train/log.h"
 
 // The content of log.jsonl after a resume at step 3.
@@ -32,7 +31,7 @@ static bool are_lines_of(const std::string& kept, const std::string& text) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const TemporaryDirectory& directory = memory_directory();
-    const std::string text(reinterpret_cast<const char*>(data), size);
+    const std::string text = as_text(data, size);
     write_bytes(directory / "log.jsonl", text);
     const std::string kept = resumed(directory.path);
     if (!are_lines_of(kept, text) || resumed(directory.path) != kept) abort();

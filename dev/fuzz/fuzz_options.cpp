@@ -5,14 +5,8 @@
 // be accepted, or refused with the exit code of their error. Accepted options must come back through run.toml. An input
 // that begins with # is a run.toml, one that begins with a brace a run.json; the arguments of a command line are the
 // parts of other inputs between zero bytes or newlines.
-#include <cstdlib>
-
-#include "memory_directory.h"
+#include "fuzz.h"
 #include "train/options.h"
-
-static void require(bool condition) {
-    if (!condition) abort();
-}
 
 // Returns 0 or the exit code of the refusal.
 static int parse(const std::vector<std::string>& arguments, Options& options) {
@@ -40,7 +34,7 @@ static void check_stored(const Options& options, const std::string& run_toml) {
 }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-    const std::string text(reinterpret_cast<const char*>(data), size), run_toml = memory_directory() / "run.toml";
+    const std::string text = as_text(data, size), run_toml = memory_directory() / "run.toml";
     Options options;
     if (text.starts_with("{") || text.starts_with("#")) {
         const std::string path = text.starts_with("#") ? run_toml : memory_directory() / "run.json";

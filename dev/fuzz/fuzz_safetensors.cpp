@@ -4,24 +4,11 @@
 // fuzz_safetensors.cpp: reads any bytes as a safetensors file, or as an index of files; the first byte decides. They
 // must be refused by an Error, or be readable to the last element. Half of the files get the right length of the
 // header, to reach the checks of its content.
-#include <unistd.h>
-
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <string>
 #include <vector>
 
 #include "checkpoint/safetensors.h"
-#include "memory_directory.h"
-
-static void put(const std::string& path, const std::string& bytes) {
-    unlink(path.c_str());
-    FILE* file = fopen(path.c_str(), "wb");
-    if (!file || fwrite(bytes.data(), 1, bytes.size(), file) != bytes.size()) abort();
-    fclose(file);
-}
+#include "fuzz.h"
 
 static void read_all(const Safetensors& file) {
     for (const auto& [name, tensor] : file.tensors) {
@@ -36,10 +23,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const TemporaryDirectory& dir = memory_directory();
     if (size == 0) return 0;
     const int choice = data[0] % 3;
-    std::string bytes(reinterpret_cast<const char*>(data) + 1, size - 1);
+    std::string bytes = as_text(data + 1, size - 1);
     try {
         if (choice == 2) {
-            put(dir / "index", bytes);
+            write_bytes(dir / "index", bytes);
             read_all(open_safetensors_index(dir / "index"));  // the index may name files of earlier inputs
             return 0;
         }
@@ -47,7 +34,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
             const uint64_t header = bytes.rfind('}') + 1;
             bytes.insert(0, std::string(reinterpret_cast<const char*>(&header), 8));
         }
-        put(dir / "a", bytes);
+        write_bytes(dir / "a", bytes);
         read_all(open_safetensors(dir / "a"));
     } catch (const Error& error) {
         if (error.exit_code == EXIT_INTERNAL) abort();  // an INVARIANT failed

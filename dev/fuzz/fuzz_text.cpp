@@ -3,17 +3,9 @@
 //
 // fuzz_text.cpp: reads any bytes as a text file or as JSONL; the first byte chooses the rules. The input must be
 // refused with EXIT_BAD_DATA, or give documents. A file that is one document must give all of its bytes.
-#include <sys/mman.h>
-#include <unistd.h>
-
-#include <cstdlib>
-
 #include "base/common.h"
+#include "fuzz.h"
 #include "text/text_reader.h"
-
-static void require(bool condition) {
-    if (!condition) abort();
-}
 
 // The file's documents one after another; `documents` counts those that start.
 static std::string read_all(const std::vector<TextFile>& files, const CorpusRules& rules, int64_t& documents) {
@@ -31,21 +23,18 @@ static std::string read_all(const std::vector<TextFile>& files, const CorpusRule
 }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-    static const int fd = memfd_create("text", MFD_CLOEXEC);
-    static const std::string path = format("/proc/self/fd/%d", fd);
     if (size == 0) return 0;
     const int choice = data[0];
-    std::string text(reinterpret_cast<const char*>(data) + 1, size - 1);
+    std::string text = as_text(data + 1, size - 1);
     if (choice >> 4 == 1) {  // seldom, because it is slow: the end of a document of 64 KiB is held out
         const std::string once = text;
         while (!once.empty() && text.size() < 80 << 10) text += once;
     }
-    if (ftruncate(fd, 0) != 0 || pwrite(fd, text.data(), text.size(), 0) != ssize_t(text.size())) abort();
     CorpusRules rules;
     rules.split = choice % 4 == 1 ? "blank-lines" : choice % 4 == 2 ? "end-of-text" : "none";
     rules.val_fraction = choice & 8 ? 0.25 : 0.0;
     try {
-        std::vector<TextFile> files = find_text_files({path});
+        std::vector<TextFile> files = find_text_files({memory_file(text)});
         require(files.size() == 1 && files[0].size == int64_t(text.size()));
         files[0].jsonl = choice % 4 == 3;
         int64_t documents = 0;

@@ -4,16 +4,15 @@
 // fuzz_tokenizer.cpp: reads any bytes as tokenizer.json, vocab.json or merges.txt, and as changes to valid files,
 // because random files lack tokens for most bytes. A tokenizer that is accepted must encode any text and decode it
 // again.
-#include <cstdlib>
-
 #include "base/common.h"
+#include "fuzz.h"
 #include "text/tokenizer.h"
 
 static void check(const Tokenizer& tokenizer, const std::string& text) {
     const std::vector<int> tokens = encode(tokenizer, text);
     for (const int token : tokens)
-        if (token < 0 || token >= tokenizer.vocab_size() || token == tokenizer.end_of_text) abort();
-    if (decode(tokenizer, tokens.data(), int64_t(tokens.size())) != text) abort();
+        require(token >= 0 && token < tokenizer.vocab_size() && token != tokenizer.end_of_text);
+    require(decode(tokenizer, tokens.data(), int64_t(tokens.size())) == text);
 }
 
 static std::string quoted(const std::string& text) { return "\"" + text + "\""; }
@@ -39,35 +38,23 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     static const std::string vocab = good_vocab();
     static const std::string cutter = R"("pre_tokenizer":{"type":"ByteLevel","add_prefix_space":false})";
     if (size == 0) return 0;
-    const std::string input(reinterpret_cast<const char*>(data) + 1, size - 1);
+    const std::string input = as_text(data + 1, size - 1);
     try {
-        Tokenizer tokenizer;
-        switch (data[0] % 6) {
-            case 0:
-                tokenizer = parse_tokenizer_json(input, "fuzz");
-                break;
-            case 1:
-                tokenizer = parse_vocab_and_merges(input, "a b\n", "fuzz");
-                break;
-            case 2:
-                tokenizer = parse_vocab_and_merges(vocab + "}", input, "fuzz");
-                break;
-            case 3:
-                tokenizer = parse_vocab_and_merges(vocab + "," + input + "}", "a b\nab c\n", "fuzz");
-                break;
-            case 4:
-                tokenizer = parse_tokenizer_json(
-                    "{" + cutter + R"(,"model":{"vocab":)" + vocab + R"(},"merges":[)" + input + "]}}", "fuzz");
-                break;
-            case 5:
-                tokenizer = parse_tokenizer_json(
-                    "{" + cutter + "," + input + R"(,"model":{"vocab":)" + vocab + R"(},"merges":["a b",["ab","c"]]}})",
-                    "fuzz");
-                break;
-        }
+        const auto json = [&](const std::string& more, const std::string& merges) {
+            return parse_tokenizer_json(
+                "{" + cutter + more + R"(,"model":{"vocab":)" + vocab + R"(},"merges":[)" + merges + "]}}", "fuzz");
+        };
+        const int choice = data[0] % 6;
+        const Tokenizer tokenizer = choice == 0   ? parse_tokenizer_json(input, "fuzz")
+                                    : choice == 1 ? parse_vocab_and_merges(input, "a b\n", "fuzz")
+                                    : choice == 2 ? parse_vocab_and_merges(vocab + "}", input, "fuzz")
+                                    : choice == 3
+                                        ? parse_vocab_and_merges(vocab + "," + input + "}", "a b\nab c\n", "fuzz")
+                                    : choice == 4 ? json("", input)
+                                                  : json("," + input, R"("a b",["ab","c"])");
         check(tokenizer, "abc ab" + input + "abcabc");
     } catch (const Error& error) {
-        if (error.exit_code != EXIT_BAD_DATA) abort();
+        require(error.exit_code == EXIT_BAD_DATA);
     }
     return 0;
 }

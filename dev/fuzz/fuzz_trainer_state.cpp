@@ -6,9 +6,6 @@
 // refused by an Error, or give a state whose values are possible.
 #include <xxhash.h>
 
-#include <cstdint>
-#include <cstdlib>
-#include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -16,7 +13,7 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "checkpoint/checkpoint.h"
-#include "memory_directory.h"
+#include "fuzz.h"
 
 // OUTPUT, with a checkpoint of which only trainer.json exists.
 static std::string make_output() {
@@ -38,7 +35,7 @@ static const nlohmann::json valid = {{"format", 1},
 // trainer.json with a checksum that matches; the text itself if it is no JSON.
 static std::string make_state(const uint8_t* data, size_t size) {
     if (size == 0) return "";
-    const std::string text(reinterpret_cast<const char*>(data) + 1, size - 1);
+    const std::string text = as_text(data + 1, size - 1);
     auto value = std::next(valid.begin(), data[0] % (valid.size() + 1));
     try {
         nlohmann::json state = valid;
@@ -58,7 +55,7 @@ static std::string make_state(const uint8_t* data, size_t size) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     static const std::string output = make_output(), dir = checkpoint_directory(output, 1);
-    std::ofstream(dir + "/trainer.json", std::ios::binary) << make_state(data, size);
+    write_bytes(dir + "/trainer.json", make_state(data, size));
     try {
         verify_checkpoint(dir);  // reads the list of files
     } catch (const Error&) {
@@ -69,9 +66,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     } catch (const Error&) {
         return 0;
     }
-    const bool possible = 0 <= state.step && 0 <= state.position && 0 <= state.tokens && -1 <= state.val_step &&
-                          state.val_step <= state.step;
-    if (!possible || !parse_json(state.options, "options").is_object()) abort();
+    require(0 <= state.step && 0 <= state.position && 0 <= state.tokens);
+    require(-1 <= state.val_step && state.val_step <= state.step);
+    require(parse_json(state.options, "options").is_object());
     parse_json(state.data, "data");
     best_checkpoint(output);
     return 0;
