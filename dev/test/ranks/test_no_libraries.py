@@ -1,0 +1,76 @@
+"""test_no_libraries.py: programs that were built without MPI, without NCCL, and without both: every way to start two
+ranks is refused with a sentence and exit code 2, leaves no process and writes nothing."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from harness import MPI_ENVIRONMENT, RELEASE, Launch, execute, ranks, refused, run, train_command, wait_until
+
+NO_MPI = RELEASE / "alone/train_gpt2"
+NO_NCCL = RELEASE / "emulator/nonccl/train_gpt2cu"
+NEITHER = RELEASE / "emulator/alone/train_gpt2cu"
+OPTIONS = "--layers 1 --heads 1 --micro-batch 1 --global-batch 0 --steps 2 --precision fp32 --autotune off"
+ENVIRONMENT = {**MPI_ENVIRONMENT, "SIMT_DEVICES": 2}
+LAUNCHERS = {
+    "torchrun": "RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29511",
+    "srun": "SLURM_JOB_ID=1 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 SLURM_PROCID=1 SLURM_LOCALID=1 PMIX_RANK=1",
+    # of an mpirun that starts this program without its MPI
+    "mpirun": "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2"}
+
+
+def is_running(program):
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.readlink(folder / "exe") == str(program):
+                return True
+        except OSError:  # it has ended, or is not ours
+            pass
+    return False
+
+
+@pytest.fixture
+def command(data, tmp_path):
+    """command(PROGRAM, OPTION...) is a training by a copy of this program. It writes nothing and leaves no process."""
+    copy = tmp_path / "program"
+
+    def make(program, *options):
+        if not program.exists():
+            pytest.skip(f"{program.relative_to(RELEASE.parents[1])} is not built")
+        shutil.copy(program, copy)
+        return train_command(OPTIONS, *options, out=tmp_path / "never", data=data, val=False, by=Launch("", copy))
+
+    yield make
+    wait_until(lambda: not is_running(copy), "the end of all ranks")
+    assert not (tmp_path / "never/log.jsonl").exists()
+
+
+@pytest.mark.parametrize("program", [NO_MPI, NO_NCCL])
+def test_one_process_trains(program, command):
+    run(command(program, "--output", [""], "" if program is NO_MPI else "--ranks 1"), env=ENVIRONMENT)
+
+
+@pytest.mark.parametrize("program, text", [
+    (NO_MPI, "--ranks needs MPI, which this build lacks: apt-get install libopenmpi-dev"),
+    (NO_NCCL, "--ranks needs NCCL, which this build lacks: apt-get install libnccl-dev, and run make"),
+    (NEITHER, "--ranks needs NCCL, which this build lacks: apt-get install libnccl-dev, and run make")])
+def test_ranks_option_is_refused(program, text, command):
+    refused(2, text, command(program, "--ranks 2"), env=ENVIRONMENT)
+
+
+@pytest.mark.parametrize("program, launcher", [
+    (NO_MPI, "torchrun"), (NO_MPI, "srun"), (NO_MPI, "mpirun"), (NO_NCCL, "torchrun"), (NO_NCCL, "mpirun"),
+    (NEITHER, "torchrun"), (NEITHER, "mpirun")])
+def test_ranks_of_a_launcher_are_refused(program, launcher, command):
+    kind = "CPU" if program is NO_MPI else "GPU"
+    refused(2, f"2 {kind} ranks ({launcher}), but this build has no library",
+            "env", LAUNCHERS[launcher], command(program), env=ENVIRONMENT)
+
+
+@pytest.mark.parametrize("program", [NO_MPI, NEITHER])
+def test_two_ranks_by_mpirun_are_refused(program, command):
+    kind = "CPU" if program is NO_MPI else "GPU"
+    result = execute(ranks(2).prefix, command(program), env=ENVIRONMENT)
+    assert result.code == 2, result
+    assert f"2 {kind} ranks (mpirun), but this build has no library" in "".join(result.errors)
