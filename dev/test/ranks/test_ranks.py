@@ -123,16 +123,16 @@ def test_a_signal_to_mpirun_ends_all(number, stops, train_in_background, data, t
 
 
 # All ranks abandon the step at the same micro-step, and the resumed run repeats it.
-def test_a_signal_to_one_rank_abandons_a_long_step(train_in_background, more_data, tmp_path):
-    long = [SMALL, "--seq-len 16 --global-batch 16000 --steps 2 --val-every 0 --checkpoint-every 2 --quiet=0"]
-    process = train_in_background(*long, out=tmp_path / "run", data=more_data, by=ranks(2))
+def test_a_signal_to_one_rank_abandons_a_long_step(train_in_background, data, tmp_path):
+    long = [SMALL, "--seq-len 16 --global-batch 8000 --steps 2 --val-every 0 --checkpoint-every 2 --quiet=0"]
+    process = train_in_background(*long, out=tmp_path / "run", data=data, by=ranks(2))
     pids, segments = training_ranks(process, tmp_path / "run", 0)
     os.kill(pids[1], signal.SIGTERM)
     assert assert_all_end(process, pids, segments) == 75
     assert re.search("^stopped on request.* step 1 is saved", process.output, re.M)
     assert (tmp_path / "run/latest").read_text().strip() == "step_000001"
-    resumed = train(*long, "--resume", out=tmp_path / "run", data=more_data, by=ranks(2))
-    assert_same_run(resumed, train(*long, out=tmp_path / "whole", data=more_data, by=ranks(2)), 2)
+    resumed = train(*long, "--resume", out=tmp_path / "run", data=data, by=ranks(2))
+    assert_same_run(resumed, train(*long, out=tmp_path / "whole", data=data, by=ranks(2)), 2)
 
 
 def test_a_second_run_in_the_output_of_a_live_one_is_refused(train_in_background, data, tmp_path):
