@@ -1,11 +1,17 @@
 """conftest.py: fixtures of all tests, and the last line of a test run: N passed, N failed, N skipped.
 
-A test of a program with its own cases (run_cases in test_programs.py) counts as its cases.
+A test of a program with its own cases (run_cases) counts as its cases.
 """
+
+import re
+import subprocess
 
 import harness
 import pytest
-from harness import Process, make_shards
+from harness import LIMIT, ROOT, Process, environment, make_shards, text_of
+from hosts import hosts
+
+__all__ = ["hosts"]
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +54,31 @@ def data(tmp_path_factory):
 def more_data(tmp_path_factory):
     """The folder of a data set of 30,000 words and its tokenizer of 300 tokens."""
     return make_shards(tmp_path_factory.mktemp("data") / "more", 30000)
+
+
+@pytest.fixture
+def run_cases(record_property):
+    """run_cases(COMMAND..., env=...) runs a program that must succeed, and reports its passed and skipped cases."""
+
+    def run(*command, env=(), limit=4 * LIMIT):
+        try:
+            done = subprocess.run([str(word) for word in command], env=environment(env), cwd=ROOT, timeout=limit,
+                                  stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        except subprocess.TimeoutExpired as expired:
+            pytest.fail(f"{command[0]} still runs after {limit} s: {text_of(expired.stdout or b'')[-4000:]}")
+        output = text_of(done.stdout)
+        counts = re.findall(r"^(\d+) passed, (\d+) failed", output, re.M)
+        passed, failed = map(int, counts[-1]) if counts else (len(re.findall("^PASS  ", output, re.M)),
+                                                              len(re.findall("^FAIL  ", output, re.M)))
+        skips = re.findall("^SKIP  (.*)$", output, re.M)
+        record_property("cases", {"passed": passed, "failed": failed})
+        record_property("skips", skips)
+        assert done.returncode == 0 and failed == 0, f"{command[0]}: exit code {done.returncode}\n{output[-6000:]}"
+        if passed == 0 and skips:
+            record_property("skips", [])
+            pytest.skip(skips[0] + (f", and {len(skips) - 1} more" if len(skips) > 1 else ""))
+
+    return run
 
 
 # ---- the last line

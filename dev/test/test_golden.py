@@ -1,7 +1,6 @@
 """test_golden.py: short runs have the bits that golden.txt records."""
 
 from harness import ROOT
-from test_programs import run_cases
 
 
 def test_golden(run_cases):

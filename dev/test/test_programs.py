@@ -15,7 +15,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from harness import LIMIT, RELEASE, ROOT, environment, text_of
+from harness import RELEASE, ROOT, environment, text_of
 
 HERE = Path(__file__).parent
 UNIT = sorted(path.stem for path in HERE.glob("unit/test_*.cpp"))
@@ -56,31 +56,6 @@ def build_for(sanitizer, targets, compiler=None):
     errors = build(f"SANITIZE={sanitizer}", *arguments, *(f"{folder}/{target}" for target in targets))
     assert not errors, errors
     return ROOT / folder
-
-
-@pytest.fixture
-def run_cases(record_property):
-    """run_cases(COMMAND..., env=...) runs a program that must succeed, and reports its passed and skipped cases."""
-
-    def run(*command, env=(), limit=4 * LIMIT):
-        try:
-            done = subprocess.run([str(word) for word in command], env=environment(env), cwd=ROOT, timeout=limit,
-                                  stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        except subprocess.TimeoutExpired as expired:
-            pytest.fail(f"{command[0]} still runs after {limit} s: {text_of(expired.stdout or b'')[-4000:]}")
-        output = text_of(done.stdout)
-        counts = re.findall(r"^(\d+) passed, (\d+) failed", output, re.M)
-        passed, failed = map(int, counts[-1]) if counts else (len(re.findall("^PASS  ", output, re.M)),
-                                                              len(re.findall("^FAIL  ", output, re.M)))
-        skips = re.findall("^SKIP  (.*)$", output, re.M)
-        record_property("cases", {"passed": passed, "failed": failed})
-        record_property("skips", skips)
-        assert done.returncode == 0 and failed == 0, f"{command[0]}: exit code {done.returncode}\n{output[-6000:]}"
-        if passed == 0 and skips:
-            record_property("skips", [])
-            pytest.skip(skips[0] + (f", and {len(skips) - 1} more" if len(skips) > 1 else ""))
-
-    return run
 
 
 # ---- with sanitizers; first, because their builds take longest
@@ -196,17 +171,6 @@ def test_committed_inputs_of_the_fuzzer(name, run_cases):
 @slow
 def test_kernels_compile_within_their_registers(run_cases):
     run_cases(ROOT / "dev/check_cuda.sh", 80, "90a")  # without arguments it takes all architectures
-
-
-# Tests that are not yet ported to Python.
-SCRIPTS = sorted(str(path.relative_to(HERE)) for folder in ("cli", "ranks", "gpu") for path in HERE.glob(f"{folder}/*.sh")
-                 if path.name.startswith("test_") and path.name != "test_clang.sh")
-
-
-@slow
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_script(script, run_cases):
-    run_cases("bash", HERE / script)
 
 
 # ---- by name only

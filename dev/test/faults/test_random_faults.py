@@ -10,15 +10,11 @@ import os
 import random
 import shutil
 import signal
-import sys
 import time
 
 import pytest
-from harness import (ONE, ROOT, SLOWER, Run, assert_same_run, execute, no_mpi_because, ranks_of, runs, train,
+from harness import (ONE, SLOWER, Run, assert_same_run, execute, no_mpi_because, ranks_of, runs, train,
                      wait_until)
-
-sys.path.append(str(ROOT / "dev/test/ranks"))
-from hosts import hosts  # noqa: E402
 
 pytestmark = [pytest.mark.faults, pytest.mark.skipif(bool(no_mpi_because()), reason=no_mpi_because())]
 STEPS = 400

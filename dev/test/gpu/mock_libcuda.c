@@ -1,5 +1,5 @@
 // mock_libcuda.c: a replacement for the driver library, libcuda.so.1. With it cuDNN makes plans on a machine without a
-// GPU (test_cudnn_plans.sh). Calls that need a device, or would run work on it, return CUDA_ERROR_STUB_LIBRARY, as the
+// GPU (test_libraries.py). Calls that need a device, or would run work on it, return CUDA_ERROR_STUB_LIBRARY, as the
 // toolkit's stub does, so cuDNN stays in its mode without a device. Calls that load code succeed, unlike in the stub,
 // because cuDNN loads code when it has made a plan. MOCK_VERBOSE=1 prints the calls, in case a new cuDNN makes others.
 #define _GNU_SOURCE

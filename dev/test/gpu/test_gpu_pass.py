@@ -1,5 +1,5 @@
-"""test_gpu_pass.py: dev/gpu_pass.sh with small shapes. The emulator's programs, with two GPUs, take the place of the GPU
-build; make, nvidia-smi, compute-sanitizer, the bench and all kernel tests but one are stand-ins."""
+"""test_gpu_pass.py: dev/gpu_pass.sh with small shapes. The emulator's programs, with two GPUs, take the place of the
+GPU build; make, nvidia-smi, compute-sanitizer, the bench and all kernel tests but one are stand-ins."""
 
 import json
 import os

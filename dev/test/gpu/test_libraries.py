@@ -6,11 +6,12 @@ import re
 
 import pytest
 from harness import RELEASE, run
-from test_programs import build, run_cases  # noqa: F401 (a fixture)
+from test_programs import build
 
 
-@pytest.mark.parametrize("library, program", [pytest.param("cuDNN", "cudnn_plans", marks=pytest.mark.slow), ("NCCL", "nccl_id")])
-def test_library_without_a_gpu(run_cases, library, program):  # noqa: F811
+@pytest.mark.slow  # it needs the CUDA build
+@pytest.mark.parametrize("library, program", [("cuDNN", "cudnn_plans"), ("NCCL", "nccl_id")])
+def test_library_without_a_gpu(run_cases, library, program):
     if not re.search(rf"\| {library} \d", run("make found").out):
         pytest.skip(f"there is no {library} ({library.upper()}_HOME=... names it)")
     mock = RELEASE / "cuda/mock"

@@ -123,7 +123,7 @@ class Slurm:
 def slurm(tmp_path_factory):
     reason = no_mpi_because() or no_hosts_because()
     if not reason and not all(shutil.which(name, path=SBIN) for name in ("srun", "slurmctld", "slurmd", "munged")):
-        reason = "there is no Slurm (LAUNCHERS=1 ./scripts/test.sh installs it: apt-get install slurm-wlm munge)"
+        reason = "there is no Slurm (ALL=1 ./scripts/test.sh installs it: apt-get install slurm-wlm munge)"
     if reason:
         pytest.skip(reason)
     cluster = Slurm(tmp_path_factory.mktemp("slurm"))

@@ -3,8 +3,7 @@ other, and takes the host back. The ranks are emulated GPUs, because torchrun ca
 
 import pytest
 from harness import Run, assert_same_run, emulated_gpus, train, train_command
-from hosts import hosts
-from torchrun import TORCHRUN, torchrun
+from torchrun import TORCHRUN
 
 pytestmark = pytest.mark.launchers
 

@@ -7,7 +7,6 @@ import signal
 
 import pytest
 from harness import RELEASE, ranks, run
-from hosts import hosts
 from mpi import wait_for_end_of
 
 GROUP_RANKS = RELEASE / "group_ranks"

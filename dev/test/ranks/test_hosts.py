@@ -5,7 +5,7 @@ import signal
 
 import pytest
 from harness import SLOWER, assert_same_run, close, data_options, run, train
-from hosts import hosts, open_mpi_5
+from hosts import open_mpi_5
 
 pytestmark = pytest.mark.launchers
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from harness import Run, assert_same_run, train
-from hosts import hosts, open_mpi_5
+from hosts import open_mpi_5
 
 pytestmark = pytest.mark.launchers
 

@@ -71,8 +71,8 @@ def test_two_gpus_have_the_bits_of_one(trained, precision, zero):
 
 
 @pytest.mark.parametrize("options, env", [
-    ("--zero 1", {"SIMT_STREAMS": "deferred:3"}), ("--zero 2", {"SIMT_STREAMS": "deferred:3"}), ("--cuda-graph off", {}),
-])
+    ("--zero 1", {"SIMT_STREAMS": "deferred:3"}), ("--zero 2", {"SIMT_STREAMS": "deferred:3"}),
+    ("--cuda-graph off", {})])
 def test_the_order_of_streams_and_cuda_graphs_change_no_bit(trained, data, tmp_path, options, env):
     out = train(SMALL, SAME, options, by=emulated_gpus(2), data=data, out=tmp_path / "run", env=env)
     assert_same_run(trained(1, f"{SAME} --zero 2" if "2" in options else SAME), out, 4)

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from harness import PROGRAM, RELEASE, ROOT, Run, assert_same_run, train, train_command, wait_until
 from hosts import SUBNET
-from slurm import slurm
 
 pytestmark = pytest.mark.launchers
 

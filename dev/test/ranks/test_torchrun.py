@@ -7,8 +7,7 @@ import signal
 
 import pytest
 from harness import RELEASE, Run, execute, ranks_of, run, train_command, wait_until
-from hosts import hosts
-from torchrun import TORCHRUN, torchrun
+from torchrun import TORCHRUN
 
 pytestmark = pytest.mark.launchers
 

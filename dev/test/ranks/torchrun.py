@@ -17,5 +17,5 @@ ONE_HOST = words("--nnodes 1 --rdzv_backend c10d --rdzv_endpoint localhost:0 --r
 def torchrun():
     """The words of a torchrun on one host."""
     if importlib.util.find_spec("torch") is None:
-        pytest.skip("there is no torchrun (LAUNCHERS=1 ./scripts/test.sh installs it: apt-get install python3-torch)")
+        pytest.skip("there is no torchrun (ALL=1 ./scripts/test.sh installs it: apt-get install python3-torch)")
     return TORCHRUN + ONE_HOST

@@ -27,7 +27,8 @@ inline std::string awkward_text(uint64_t seed, int length) {
     static const Strings alphabet = {
         "'", "s", "t", "re", "ll", "S", " ", " ", "\n", "\r\n", "\t", "a", "b", "the", "1", "-", "_", "\u00b2", "é",
         "\u0301", "漢", "\u00a0", "\u0085", "\u3000", "\u2028", "\u180e", "\ufeff", "\u2019", "😀", "\xff", "\xe3\x80",
-        "\xc0", "\xed\xa0\x80", "\xf0\x9f", "\x80", "Ж", "\x1c", "\x7f", "\u200b", "<|endoftext|>", std::string(1, '\0')};
+        "\xc0", "\xed\xa0\x80", "\xf0\x9f", "\x80", "Ж", "\x1c", "\x7f", "\u200b", "<|endoftext|>",
+        std::string(1, '\0')};
     // clang-format on
     const Philox random{seed, 0};
     std::string text;

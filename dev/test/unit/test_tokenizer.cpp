@@ -1,5 +1,5 @@
 // test_tokenizer.cpp: compares the splitting of text into pieces with lists made by hand, and merging with the
-// definition of BPE. tokenizer_identity.py compares the same code with Hugging Face's on real and random text.
+// definition of BPE. dev/test/test_hf.py compares the same code with Hugging Face's on real and random text.
 //
 // Cases that need GPT-2's vocabulary read it from ../shared/data/gpt2-bpe, and are skipped if it is absent.
 #include "text/tokenizer.h"

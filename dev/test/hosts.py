@@ -1,8 +1,5 @@
 """hosts.py: the fixture hosts: several hosts on one machine, which are network namespaces. Each has a cable (veth) to a
-switch (a bridge) in another namespace, so that the machine's own network does not change.
-
-A test file imports the fixture: from hosts import hosts
-"""
+switch (a bridge) in another namespace, so that the machine's own network does not change."""
 
 import itertools
 import os
