@@ -27,4 +27,6 @@ if ! make -j"$(nproc)" "${programs[@]}"; then
     echo "0 passed, 1 failed, 0 skipped"
     exit 1
 fi
-exec $python -m pytest -n auto -m "not ($left_out)" "$@"
+tests=(dev/test)  # given by name, so that its conftest.py prints the last line with pytest 7.2 too
+for word in "$@"; do if [[ $word == dev/test/* ]]; then tests=(); fi; done
+exec $python -m pytest -n auto -m "not ($left_out)" "$@" ${tests[@]+"${tests[@]}"}
