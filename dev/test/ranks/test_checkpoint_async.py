@@ -82,7 +82,9 @@ def test_a_run_that_is_killed_during_a_save_starts_again(train_in_background, cl
 
 def test_a_request_to_stop_waits_for_the_save_in_flight(train_in_background, closed_gate, data, tmp_path):
     env, open_gate = closed_gate
-    process = train_in_background(ENDLESS, out=tmp_path / "run", data=data, env=env)
+    # Long steps: the signal arrives before the next save, which would wait for the one that the gate holds.
+    long_steps = "--global-batch 6400 --checkpoint-every 20"
+    process = train_in_background(ENDLESS, long_steps, out=tmp_path / "run", data=data, env=env)
     save_in_flight(process, tmp_path / "run")
     process.signal(signal.SIGTERM)
     process.wait_for(lambda: "the save before is still being written; the run waits for it" in process.output, "a note")
