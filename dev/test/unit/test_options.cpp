@@ -4,7 +4,6 @@
 
 #include <doctest/doctest.h>
 
-#include <filesystem>
 #include <iterator>
 #include <set>
 #include <sstream>
@@ -37,22 +36,16 @@ static void expect_refused(const std::string& first_words, const std::vector<Ref
 
 static nlohmann::json settings(const Options& options) { return nlohmann::json::parse(options_json(options)); }
 
-TEST_CASE("the command is the first argument, and train by default") {
-    CHECK(train({}).command == Command::train);
-    CHECK(parse({"train", "--train-data", "x"}).command == Command::train);
+TEST_CASE("the first argument is the command, train by default, and the defaults are GPT-2's recipe") {
     CHECK(parse({"plan"}).command == Command::plan);
     CHECK(contains(refusal({"trian"}), "unknown command 'trian'; the commands are train, generate, eval, plan"));
-}
-
-TEST_CASE("the defaults of training are GPT-2's recipe") {
     const Options o = train({});
-    CHECK((o.model == "d12" && o.precision == "auto" && o.master_weights == "on" && o.micro_batch == 4));
-    CHECK((o.lr == 6e-4 && o.weight_decay == 0.1 && o.beta1 == 0.9 && o.beta2 == 0.95 && o.eps == 1e-8));
-    CHECK((o.grad_clip == 1.0 && o.schedule == "cosine" && o.on_nan == "halt" && o.output == "out"));
+    CHECK((o.command == Command::train && o.model == "d12" && o.precision == "auto" && o.master_weights == "on"));
+    CHECK((o.micro_batch == 4 && o.lr == 6e-4 && o.weight_decay == 0.1 && o.beta1 == 0.9 && o.beta2 == 0.95));
+    CHECK((o.eps == 1e-8 && o.grad_clip == 1.0 && o.schedule == "cosine" && o.on_nan == "halt" && o.output == "out"));
     CHECK(o.global_batch == 524288);  // of named sizes only; others have one micro-batch
     CHECK(train({"--layers", "2", "--heads", "2", "--channels", "64"}).global_batch == 0);
     CHECK(train({"--init", "d"}).global_batch == 0);
-    CHECK(train({"--model", "d12", "--global-batch", "0"}).global_batch == 0);
 }
 
 TEST_CASE("a value follows a space or an equals sign, and the last value is used") {
@@ -60,15 +53,12 @@ TEST_CASE("a value follows a space or an equals sign, and the last value is used
     CHECK(train({"--ranks", "all"}).ranks == -1);
     CHECK(train({"--lr=1e-3", "--lr", "2e-3"}).lr == 2e-3);
     CHECK(train({"--output=", "--lr", "2"}).output == "");
-    CHECK(train({"--sample-prompt=a=b"}).sample_prompt == "a=b");
-    for (const char* text : {"-5 degrees", "[1,2]", "{}", "%%", "", "true", "-nk"})
+    for (const char* text : {"-5 degrees", "[1,2]", "a=b", "", "-nk"})
         CHECK(train({"--sample-prompt", text}).sample_prompt == text);
     CHECK(train({"--seed", "18446744073709551615"}).seed == 18446744073709551615u);
     CHECK(train({"--seq-len", "010"}).seq_len == 10);
     CHECK(train({"--quiet"}).quiet);  // a flag
-    CHECK(train({"--quiet=1"}).quiet);
     CHECK_FALSE(train({"--quiet=0"}).quiet);
-    CHECK_FALSE(train({"--quiet=false"}).quiet);
 }
 
 TEST_CASE("llm.c's one-letter options mean the same here") {
@@ -81,52 +71,31 @@ TEST_CASE("llm.c's one-letter options mean the same here") {
     const Options o = parse({"-i", "a", "-e", "gpt2:d24", "-l", "3e-4", "-x", "-1", "-y", "1", "-o", "no/such"});
     CHECK((o.train_data == "a" && o.model == "d24" && o.lr == 3e-4 && o.resume));
     CHECK(o.steps == 0);  // one epoch
-    CHECK_FALSE(train({"-y", "0"}).resume);
     CHECK(train({"-e", "out/d12/step_001000"}).init == "out/d12/step_001000");
 }
 
-TEST_CASE("values that are no number, out of range, unknown or missing are refused") {
+TEST_CASE("bad values, unknown options, and those of other trainers are refused, with what may be meant") {
     expect_refused("--train-data x ",
                    {{"--lr=", "--lr: '' is not a number"},
                     {"--lr nan", "--lr: 'nan' is not a number"},
-                    {"--lr 0x1", "--lr: '0x1' is not a number"},
-                    {"--lr -1e-3", "--lr -1e-3 must be at least 0 and at most 1e+30"},
                     {"--beta1 1", "--beta1 1 must be at least 0 and at most 0.999999999"},
                     {"--steps 1e3", "--steps: '1e3' is not a whole number"},
-                    {"--steps 3000000000", "--steps 3000000000 must be at least -1 and at most 2147483647"},
-                    {"--micro-batch SEQUENCES", "--micro-batch: 'SEQUENCES' is not a whole number"},
                     {"--micro-batch 4294967297", "--micro-batch: 4294967297 is out of range"},
                     {"--seed -1", "--seed: '-1' is not a whole number, 0 or more"},
                     {"--schedule=", "--schedule '' is not known; give cosine|linear|constant|wsd"},
                     {"--quiet=maybe", "--quiet: 'maybe' is neither true nor false"},
-                    {"--lr", "--lr needs a value (see --help)"},
                     {"-n", "--checkpoint-every needs a value (see --help)"},
-                    {"--output --lr 3", "--output needs a value (DIR), but the option --lr follows"}});
-    expect_refused("eval --init d --val-data v ",
-                   {{"--precision fp8", "--precision fp8 is not known; give fp32|bf16|auto"}});
-}
-
-TEST_CASE("unknown options and stray arguments are refused, with what may be meant") {
-    expect_refused("--train-data x ",
-                   {{"--mirco-batch 4", "unknown option --mirco-batch; did you mean --micro-batch? (see --help)"},
+                    {"--output --lr 3", "--output needs a value (DIR), but the option --lr follows"},
+                    {"--mirco-batch 4", "unknown option --mirco-batch; did you mean --micro-batch? (see --help)"},
                     {"--weight_decay 4", "did you mean --weight-decay?"},
-                    {"--batch 4", "did you mean --micro-batch?"},
-                    {"-output=x", "-output=x: a long option takes two dashes: --output"},
                     {"-lr 1e-3", "-lr: a long option takes two dashes: --lr"},
                     {"--xyzzy", "unknown option --xyzzy (see --help)"},
-                    {"-Q", "unknown option -Q (see --help)"},
-                    {"generate", "unexpected argument 'generate'"},
-                    {"-", "unexpected argument '-'"}});
-    CHECK(contains(refusal({"--train-data", "x", ""}), "unexpected argument ''"));
+                    {"generate", "unexpected argument 'generate'"}});
+    expect_refused("eval --init d --val-data v ", {{"--precision fp8", "give fp32|bf16|auto"}});
     expect_refused("tokenize a ", {{"--steps 4", "unknown option --steps"}});
-}
-
-TEST_CASE("an option that is gone, or another trainer's, is refused with what to use") {
     expect_refused("", {{"--gpus 2", "there is no --gpus; use --ranks N, or --ranks all; CUDA_VISIBLE_DEVICES chooses"},
-                        {"--hash-check=5", "use --check-replicas"},
                         {"--max_iters 5", "there is no --max_iters; use --steps"},
                         {"-m 5", "use --val-batches"},
-                        {"--resume=strict", "use --resume, which warns of a damaged checkpoint"},
                         {"verify out", "use --resume or --init"}});
 }
 
@@ -146,49 +115,35 @@ TEST_CASE("options that contradict each other or need another one are refused") 
                     {"--keep-best", "--keep-best needs validation losses"}});
     CHECK_NOTHROW(train({"--precision", "fp8", "--master-weights", "off", "--keep-best", "--val-data", "y"}));
     expect_refused("", {{"", "--train-data is missing"},
-                        {"generate", "--init is missing"},
-                        {"eval --init d", "--val-data is missing"},
                         {"tokenize --output d --train-bpe 300", "no INPUT"},
-                        {"tokenize a --train-bpe 300", "--output is missing"},
                         {"tokenize a --output d", "give one of --train-bpe"},
                         {"tokenize a --output d --train-bpe 300 --val-tokens 9 --val-fraction 0", "two ways to hold"}});
 }
 
 TEST_CASE("tokenize takes any number of inputs, and after -- names that look like options") {
-    const Options o = parse({"tokenize", "a.txt", "--output", "d", "[b,c]", "--train-bpe=300", "d e"});
-    CHECK(o.inputs == std::vector<std::string>{"a.txt", "[b,c]", "d e"});
+    const Options o = parse({"tokenize", "a.txt", "--output", "d", "[b,c]", "--train-bpe=300", "--", "--b", "-"});
+    CHECK(o.inputs == std::vector<std::string>{"a.txt", "[b,c]", "--b", "-"});
     CHECK(o.val_fraction == 0.05);
-    const Options other =
-        parse({"tokenize", "--output", "d", "--train-bpe", "300", "--val-tokens", "9", "a", "--", "--b", "-"});
-    CHECK(other.inputs == std::vector<std::string>{"a", "--b", "-"});
-    CHECK(other.val_fraction == 0.0);
+    CHECK(parse({"tokenize", "a", "--output", "d", "--train-bpe", "300", "--val-tokens", "9"}).val_fraction == 0.0);
 }
 
 TEST_CASE("the help lists each option with unit, text and default, within 120 columns") {
     for (const char* command : {"train", "generate", "eval", "plan", "tokenize"}) {
         const Options help = parse({command, "--model", "d13", "--help"});  // despite errors in other options
         CHECK(help.command == Command::help);
-        CHECK(help.text.starts_with("usage: train_gpt2 "));
         std::istringstream lines(help.text);
         for (std::string line; std::getline(lines, line);) CHECK(line.size() <= 120);
     }
     const std::string help = parse({"-h"}).text;
     CHECK(contains(help, "  -b,--micro-batch SEQUENCES|auto   sequences per rank and forward pass (B); auto = "));
     CHECK(contains(help, "  --eps VALUE                       AdamW's epsilon [1e-08]\n"));
-    const nlohmann::json options = settings(train({}));
-    for (const auto& [name, value] : options.items()) CHECK(contains(help, "--" + name));
-    CHECK(parse({"--version"}).text.starts_with("train_gpt2 "));
 }
 
-TEST_CASE("size and sequence length of the model follow from the options") {
-    CHECK(model_config(train({"--seq-len", "256"})) == GPT2Config{1024, 50257, 12, 12, 768});
+TEST_CASE("size of the model, steps and warmup follow from the options and the data") {
     CHECK(model_config(train({"--seq-len", "2048", "--model", "d48"})) == GPT2Config{2048, 50257, 48, 25, 1600});
     const Options small = train({"--layers", "6", "--heads", "6", "--channels", "384", "--seq-len", "256"});
     CHECK(model_config(small, 4096) == GPT2Config{256, 4096, 6, 6, 384});
     CHECK(model_config(train({"--vocab-size", "300"}), 4096).V == 300);
-}
-
-TEST_CASE("steps and warmup that are not given follow from the data") {
     const auto resolved = [](Options o, int64_t epoch) {
         resolve_steps(o, epoch);
         return format("%d, %d", int(o.steps), int(o.warmup_steps));
@@ -196,9 +151,8 @@ TEST_CASE("steps and warmup that are not given follow from the data") {
     CHECK(resolved(train({}), 18865) == "18865, 700");
     CHECK(resolved(train({"--steps", "500"}), 18865) == "500, 50");
     CHECK(resolved(train({"--steps", "500", "--warmup", "0"}), 0) == "500, 0");
-    CHECK(refusal([&] {
-              resolved(train({"--steps", "500", "--warmup", "501"}), 1);
-          }) == "2 --warmup 501 is longer than the run of 500 steps; try --warmup 50");
+    const Options longer = train({"--steps", "500", "--warmup", "501"});
+    CHECK(contains(refusal([&] { resolved(longer, 1); }), "2 --warmup 501 is longer than the run of 500 steps; try"));
     CHECK(contains(refusal([&] { resolved(train({}), 0); }), "too short for one step"));
 }
 
@@ -216,27 +170,22 @@ static Options with_run_toml(const std::string& text, std::vector<const char*> m
     return resumed(out, more);
 }
 
-TEST_CASE("strings of special characters come back through the command line, run.toml and --config") {
-    // Each piece alone, and beside each other piece. After a backslash "n" and "u0023" would be escapes.
-    const std::vector<std::string> pieces = {
-        "#", "\"", "'",  "\n", ",", "[", "]",     "\\",     " ", "\t",   "\r",   "=",
-        "{", "}",  "%%", "-",  ";", "n", "u0023", "\"\"\"", "é", "\x7f", "\xff", "",
-    };
-    std::vector<std::string> texts = {"[n,n]", "{n,n}", "[\"n\"]"};
-    for (const std::string& piece : pieces) {
-        texts.push_back(piece);
-        texts.push_back(piece);
-        for (const std::string& other : pieces) texts.back() += other + piece;
-    }
+TEST_CASE("strings of special characters come back through run.toml and --config") {
+    // Each piece beside each other piece. After a backslash "n" and "u0023" would be escapes.
+    const std::vector<std::string> pieces = {"#", "\"", "'",     "\n",     ",", "[",    "]",    "\\",
+                                             " ", "\t", "\r",    "=",      "{", "}",    "%%",   "-",
+                                             ";", "n",  "u0023", "\"\"\"", "é", "\x7f", "\xff", ""};
     const TemporaryDirectory out;
-    for (const std::string& text : texts) {
-        CAPTURE(text);
+    for (const std::string& piece : pieces) {
         Options o = train({});
-        o.sample_prompt = text;
-        if (!text.starts_with("--")) CHECK(train({"--sample-prompt", text.c_str()}).sample_prompt == text);
-        write_bytes(out / "run.toml", run_toml(o));
-        CHECK(resumed(out).sample_prompt == text);
-        CHECK(train({"--config", (out / "run.toml").c_str()}).sample_prompt == text);
+        for (const std::string& other : pieces) o.sample_prompt += other + piece;
+        for (const std::string& text : {piece, o.sample_prompt}) {
+            CAPTURE(text);
+            o.sample_prompt = text;
+            write_bytes(out / "run.toml", run_toml(o));
+            CHECK(resumed(out).sample_prompt == text);
+            CHECK(train({"--config", (out / "run.toml").c_str()}).sample_prompt == text);
+        }
     }
 }
 
@@ -253,7 +202,6 @@ TEST_CASE("every option comes back through run.toml, but not those of one start"
         CHECK(contains(run_toml(o), "\n" + name + " = ") == !of_one_start.contains(name));
     }
     CHECK((back.stop_after == 0 && !back.quiet && back.trace.empty() && back.ranks == 0));
-    CHECK(contains(back.taken, " --lr 0.00012345678901234567 "));
     CHECK((back.default_model && !back.default_global_batch));  // the shape is the checkpoint's
     CHECK(changed_options(back) == "");
     CHECK(with_run_toml("train-data = 'x'\ntrace = 'z'\n").trace == "");
@@ -267,8 +215,7 @@ TEST_CASE("the command line comes before --config, and --config before run.toml"
     const Options o = resumed(out, {"--config", (out / "more.toml").c_str(), "--lr", "0.3"});
     CHECK((o.lr == 0.3 && o.steps == 1000 && o.seed == 7 && o.sample_prompt == "a # é\n"));
     CHECK(changed_options(o) == "--steps 1000 (was 5), --lr 0.3 (was 0.1)");
-    const Options other = resumed(out, {"--model", "d24"});
-    CHECK((other.model == "d24" && !other.default_model));
+    CHECK(resumed(out, {"--model", "d24"}).model == "d24");
     CHECK(resumed(out, {"--layers", "1", "--heads", "1", "--channels", "16"}).model == "");
 }
 
@@ -279,8 +226,7 @@ TEST_CASE("an invalid file is refused, and the message names it") {
     CHECK(contains(error("lr = 1e31"), "65 --lr 1e31 must be at least 0 and at most 1e+30 (from /"));
     CHECK(error("lr = 1e31", {"--lr", "1"}) == "");
     CHECK(error("lr = 1", {"--lr", "1e31"}) == "2 --lr 1e31 must be at least 0 and at most 1e+30");
-    for (const char* line : {"lr", "lr =", "lr = # 5", "= 5", "lr = 'x", "sample-prompt = \"x\\",
-                             "sample-prompt = \"x\\q\"", "sample-prompt = \"\\ud800\"", "sample-prompt = \"\\u0000\"",
+    for (const char* line : {"lr", "= 5", "lr = 'x", "sample-prompt = \"x\\q\"", "sample-prompt = \"\\ud800\"",
                              "lr = '1' 2", "keep-best = maybe", "[train]", "xyzzy = 1", "lr = 1\nlr = 1"}) {
         CAPTURE(line);
         CHECK(error(line).starts_with("65 "));
@@ -289,14 +235,10 @@ TEST_CASE("an invalid file is refused, and the message names it") {
     CHECK(contains(error("hash-check = 5"), "use --check-replicas"));
     CHECK(contains(refusal({"--resume", "--output", "no/such"}), "no/such/run.toml"));
     CHECK(train({"--resume", "--output", "no/such"}).resume);
-    CHECK(parse({"plan", "--resume", "--output", "no/such"}).resume);
 }
 
 TEST_CASE("relative paths of a run that was started in another directory become absolute") {
     const TemporaryDirectory there;
-    const std::string quoted = "directory = '" + there.path + "'\n";
-    CHECK(with_run_toml(quoted + "train-data = '/b'\n").train_data == "/b");
-    CHECK(with_run_toml("directory = '/no/such'\ntrain-data = 'a'\n").train_data == "a");
     // Every option that names a file is declared as a path.
     const std::string help = parse({"--help"}).text, stored = run_toml(train({}));
     const nlohmann::json options = settings(train({}));
@@ -305,9 +247,10 @@ TEST_CASE("relative paths of a run that was started in another directory become 
         bool names_file = false;
         for (const char* unit : {" GLOB", " DIR", " FILE"}) names_file |= contains(help, "--" + name + unit);
         if (!names_file || !contains(stored, "\n" + name + " = ")) continue;
-        const std::string data = name == "train-data" ? "" : "train-data = 'y'\n";
-        const Options back = with_run_toml(quoted + data + name + " = 'rel'\n");
+        const std::string data = name == "train-data" ? "" : "train-data = '/b'\n";
+        const Options back = with_run_toml("directory = '" + there.path + "'\n" + data + name + " = 'rel'\n");
         CHECK(contains(run_toml(back), name + " = \"" + there.path + "/rel\""));
+        if (!data.empty()) CHECK(back.train_data == "/b");
     }
 }
 
@@ -324,10 +267,4 @@ TEST_CASE("a run of version 0.2.0 is resumed from run.json") {
     CHECK(o.output == out.path);
     write_bytes(out / "run.json", R"({"options": {"train-data": 7, "lr": null}})");
     CHECK_THROWS_WITH_AS(resumed(out), doctest::Contains("run.json"), Error);
-}
-
-TEST_CASE("the settings as JSON have the values of the options") {
-    const auto json = settings(train({"--sample-prompt", "say \"hi\"\n\xff", "--keep", "2"}));
-    CHECK(json["sample-prompt"] == "say \"hi\"\n\xef\xbf\xbd");
-    CHECK((json["keep"] == 2 && json["lr"] == 6e-4 && json["keep-best"] == false && json["schedule"] == "cosine"));
 }
