@@ -1,0 +1,273 @@
+// test_hf.cpp: names, shapes and layout of the tensors in Hugging Face's GPT-2 directories, every variant that
+// transformers writes, config.json with its defaults and aliases, and the refusal of models that do not fit or that the
+// program cannot compute. dev/test/test_hf.py compares with transformers itself.
+#include "checkpoint/hf.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <map>
+
+#include "support/parse.h"
+#include "support/refusal.h"
+#include "support/small_state.h"
+#include "support/temporary.h"
+
+constexpr int V = small_model.V, T = small_model.max_T, C = small_model.C;
+
+// A tensor for a file of the test.
+struct NamedTensor {
+    std::string name;
+    std::vector<int64_t> shape;
+    std::vector<float> values;
+};
+using Tensors = std::vector<NamedTensor>;
+
+static Tensors read_model(const std::string& path) {
+    const Safetensors file = open_safetensors(path);
+    Tensors out;
+    for (const auto& [name, tensor] : file.tensors) {
+        out.push_back({name, tensor.shape, std::vector<float>(size_t(tensor.elements()))});
+        file.read(out.back().values.data(), tensor);
+    }
+    return out;
+}
+
+static Tensors hf_tensors(const FlatState& state, const std::string& prefix) {
+    const TemporaryDirectory dir;
+    write_tensors(dir / "x", state.layout, {{WEIGHTS, prefix}}, "F32", state.view(), {});
+    return read_model(dir / "x");
+}
+
+static void write_model(const std::string& path, const Tensors& tensors, const char* dtype) {
+    std::vector<TensorInfo> list;
+    for (const NamedTensor& t : tensors) {
+        TensorInfo& info = list.emplace_back();
+        info.name = t.name, info.dtype = dtype, info.shape = t.shape;
+    }
+    SafetensorsWriter writer(path, list, {});
+    for (const NamedTensor& t : tensors) writer.write(t.values.data(), int64_t(t.values.size()));
+    writer.finish();
+}
+
+// Loads a directory of these tensors. Returns what is said, as "65 message"; "" if it is accepted.
+static std::string load(FlatState& got, const Tensors& tensors, const char* config = "{}") {
+    const TemporaryDirectory dir;
+    write_bytes(dir / "config.json", config);
+    write_model(dir / "model.safetensors", tensors, "F32");
+    return refusal([&] { load_weights(dir.path, got.layout, got.writer()); });
+}
+
+static NamedTensor& named(Tensors& tensors, const std::string& name) {
+    for (NamedTensor& t : tensors)
+        if (t.name == name) return t;
+    FAIL("no tensor " << name);
+    return tensors[0];
+}
+
+TEST_CASE("names and shapes of the tensors are those of GPT2LMHeadModel") {
+    std::map<std::string, std::vector<int64_t>> got, want = {{"transformer.wte.weight", {V, C}},
+                                                             {"transformer.wpe.weight", {T, C}},
+                                                             {"transformer.ln_f.weight", {C}},
+                                                             {"transformer.ln_f.bias", {C}}};
+    for (const std::string h : {"transformer.h.0.", "transformer.h.1."}) {
+        for (const char* name :
+             {"ln_1.weight", "ln_1.bias", "ln_2.weight", "ln_2.bias", "attn.c_proj.bias", "mlp.c_proj.bias"})
+            want[h + name] = {C};
+        want[h + "attn.c_attn.weight"] = {C, 3 * C}, want[h + "attn.c_attn.bias"] = {3 * C};
+        want[h + "attn.c_proj.weight"] = {C, C};
+        want[h + "mlp.c_fc.weight"] = {C, 4 * C}, want[h + "mlp.c_fc.bias"] = {4 * C};
+        want[h + "mlp.c_proj.weight"] = {4 * C, C};
+    }
+    for (const NamedTensor& t : hf_tensors(FlatState(small_model, 1), "transformer.")) got[t.name] = t.shape;
+    CHECK(got == want);
+}
+
+TEST_CASE("matrices are stored (in, out), embeddings row by row without padding; larger ones read back as written") {
+    const FlatState state(small_model, 1), large({.max_T = 3, .V = 129, .L = 1, .NH = 1, .C = 67}, 2);
+    Tensors tensors = hf_tensors(state, "");
+    int wrong = 0;
+    for (Param p : {qkvw, attprojw, fcw, fcprojw})
+        for (int l = 0; l < 2; l++) {
+            const NamedTensor& t = named(tensors, format("h.%d.%s", l, param_table[p].hf_name));
+            const int out = state.layout.rows(p), in = state.layout.cols(p);
+            for (int i = 0; i < in * out; i++) wrong += t.values[size_t(i)] != state.at(p, l, i % out, i / out);
+        }
+    for (int i = 0; i < V * C; i++)
+        wrong += named(tensors, "wte.weight").values[size_t(i)] != state.at(wte, 0, i / C, i % C);
+    CHECK(wrong == 0);
+    FlatState got(large.layout.config, 0);  // larger than a block of the transpose, with odd sizes
+    CHECK(load(got, hf_tensors(large, "transformer.")) == "");
+    CHECK(same_tensors(got, large, false));
+}
+
+TEST_CASE("the prefix \"transformer.\", masks and a tied head change no weight, and padded rows are zero") {
+    const FlatState state(small_model, 3);
+    for (const std::string prefix : {"transformer.", ""}) {
+        Tensors tensors = hf_tensors(state, prefix);
+        for (const std::string h : {"h.0.", "h.1."}) {
+            tensors.push_back({prefix + h + "attn.bias", {1, 1, T, T}, std::vector<float>(T * T, 1.0f)});
+            tensors.push_back({prefix + h + "attn.masked_bias", {}, {-10000.0f}});
+        }
+        tensors.push_back({"lm_head.weight", {V, C}, named(tensors, prefix + "wte.weight").values});
+        FlatState got(small_model, 0);
+        CHECK(load(got, tensors) == "");
+        CHECK(same_tensors(got, state, false));  // padding of state is zero
+    }
+}
+
+TEST_CASE("BF16 and F16 files, and files that an index joins, are read exactly") {
+    const Tensors tensors = hf_tensors(FlatState(small_model, 4), "transformer.");
+    for (const std::string dtype : {"\"BF16\"", "\"F16\" "}) {
+        const TemporaryDirectory dir;
+        std::string map;
+        Tensors parts[2], values;
+        for (size_t i = 0; i < tensors.size(); i++) {
+            parts[i % 2].push_back(tensors[i]);
+            map += format("%s\"%s\":\"model-%d.safetensors\"", i ? "," : "", tensors[i].name.c_str(), int(i % 2));
+        }
+        write_bytes(dir / "config.json", "{}");
+        write_bytes(dir / "model.safetensors.index.json", "{\"weight_map\":{" + map + "}}");
+        for (int i : {0, 1}) {
+            const std::string path = dir / format("model-%d.safetensors", i);
+            write_model(path, parts[i], "BF16");
+            std::string bytes = read_bytes(path);  // as F16 the same bits have other values, which are finite too
+            for (size_t at = 0; (at = bytes.find("\"BF16\"", at)) != std::string::npos; at++)
+                bytes.replace(at, 6, dtype);
+            write_bytes(path, bytes);
+            for (const NamedTensor& t : read_model(path)) values.push_back(t);
+        }
+        FlatState want(small_model, 0), got(small_model, 0);
+        CHECK(load(want, values) == "");
+        load_weights(dir.path, got.layout, got.writer());
+        CHECK(same_tensors(got, want, false));
+    }
+}
+
+TEST_CASE("a tensor that is missing, unknown, of another shape or not finite is refused, and the message names it") {
+    const Tensors good = hf_tensors(FlatState(small_model, 6), "transformer.");
+    const std::string c_fc = "transformer.h.1.mlp.c_fc.weight";
+    const auto add = [](Tensors& t, const char* name, std::vector<int64_t> shape) {
+        t.push_back({name, shape, std::vector<float>(shape.size() == 1 ? C : V * C)});
+    };
+    const struct {
+        const char* says;
+        std::function<void(Tensors&)> change;
+        const char* config = "{}";
+    } cases[] = {
+        {"h.1.mlp.c_fc.weight is F32 [24, 6], but a model of 2 layers and 6 channels needs [6, 24]; wrong --model?",
+         [&](Tensors& t) { std::swap(named(t, c_fc).shape[0], named(t, c_fc).shape[1]); }},  // as nn.Linear has it
+        {"the tensor h.1.mlp.c_fc.weight is missing",
+         [&](Tensors& t) { std::erase_if(t, [&](auto& x) { return x.name == c_fc; }); }},
+        {"h.1.ln_1.bias occurs with and without \"transformer.\"", [&](Tensors& t) { add(t, "h.1.ln_1.bias", {C}); }},
+        {"h.2.ln_1.bias (F32 [6]) does not belong to",  // more layers than the model has
+         [&](Tensors& t) { add(t, "h.2.ln_1.bias", {C}); }},
+        {"lm_head.weight differs from wte.weight",
+         [&](Tensors& t) {
+             add(t, "lm_head.weight", {V, C});
+         }},
+        {"there is no lm_head.weight", [](Tensors&) {}, R"({"tie_word_embeddings":false})"},
+        {"model.safetensors: element 43 of transformer.h.1.attn.c_attn.weight is nan",
+         [](Tensors& t) { named(t, "transformer.h.1.attn.c_attn.weight").values[43] = NAN; }},
+        {"model.safetensors: element 1 of transformer.h.0.ln_1.bias is -3.4e+38",  // too large to compute with
+         [](Tensors& t) { named(t, "transformer.h.0.ln_1.bias").values[1] = -3.4e38f; }},
+    };
+    for (const auto& c : cases) {
+        Tensors tensors = good;
+        c.change(tensors);
+        FlatState got(small_model, 0);
+        const std::string said = load(got, tensors, c.config);
+        CAPTURE(said);
+        CHECK(said.starts_with("65 "));
+        CHECK(contains(said, c.says));
+        if (!contains(said, "element")) CHECK(std::isnan(got.weights[0]));  // before any tensor is loaded
+    }
+}
+
+TEST_CASE("a directory without safetensors is refused, and the message says how to convert it") {
+    const TemporaryDirectory dir;
+    FlatState got(small_model, 0);
+    const auto said = [&] { return refusal([&] { load_weights(dir.path, got.layout, got.writer()); }); };
+    CHECK(said().starts_with("66 "));
+    CHECK(contains(said(), "has no model.safetensors"));
+    write_bytes(dir / "pytorch_model.bin", "\x80\x02");
+    CHECK(said().starts_with("65 "));
+    CHECK(contains(said(), "convert to safetensors"));
+}
+
+// ---- config.json
+
+static HFConfig read(const std::string& text) { return parse_hf_config(text, "config.json"); }
+
+TEST_CASE("a config.json reads back as it was written; an end-of-text token that is unknown is null") {
+    for (int end_of_text : {0, 6, 50256}) {
+        const HFConfig config{{5, 7, 2, 3, 12}, end_of_text, true};
+        const std::string text = hf_config_json(config, "float32");
+        CHECK(read(text).model == config.model);
+        CHECK(read(text).tied);
+        CHECK(read(text).end_of_text == (end_of_text < 7 ? end_of_text : 7));
+        const std::string id = "\"eos_token_id\": " + (end_of_text < 7 ? format("%d", end_of_text) : "null");
+        CHECK(contains(text, id));
+        CHECK(contains(hf_generation_config_json(config), id));
+        for (const char* line : {"\"GPT2LMHeadModel\"", "\"model_type\": \"gpt2\"", "\"torch_dtype\": \"float32\""})
+            CHECK(contains(text, line));
+    }
+}
+
+TEST_CASE("absent keys have transformers' defaults, null is absent, unknown keys are ignored, aliases are read") {
+    const std::pair<const char*, GPT2Config> cases[] = {
+        {"{}", {1024, 50257, 12, 12, 768}},
+        {R"({"n_embd":null,"n_inner":null,"_name_or_path":"x","activation_function":"gelu_pytorch_tanh"})",
+         {1024, 50257, 12, 12, 768}},
+        {R"({"hidden_size":1600,"max_position_embeddings":512,"num_attention_heads":25,"num_hidden_layers":48})",
+         {512, 50257, 48, 25, 1600}},
+        {R"({"n_embd":1024,"hidden_size":1024,"n_head":16,"n_inner":4096})", {1024, 50257, 12, 16, 1024}},
+    };
+    for (const auto& [text, want] : cases) {
+        CAPTURE(text);
+        CHECK(read(text).model == want);
+    }
+    CHECK(read("{}").end_of_text == 50256);
+    // Without an id, as this program writes it when it does not know the id, a larger vocabulary gets none either.
+    CHECK(read(R"({"vocab_size": 60000, "eos_token_id": null})").end_of_text == 60000);
+    CHECK_FALSE(read(R"({"tie_word_embeddings":false})").tied);
+}
+
+TEST_CASE("each unsupported or invalid value is refused, and the message has its key and the reason") {
+    const std::pair<std::string, const char*> cases[] = {
+        {R"({"n_embd":1024,"hidden_size":768})", "have the same meaning"},
+        {R"({"activation_function":"gelu"})", "\"activation_function\" is \"gelu\", but must be \"gelu_new\""},
+        {R"({"n_inner":1024})", "\"n_inner\" is 1024, but must be null or 4 x 768 channels"},
+        {R"({"layer_norm_epsilon":1e-6})", "layer_norm_epsilon"},
+        {R"({"scale_attn_weights":false})", "scale_attn_weights"},
+        {R"({"scale_attn_by_inverse_layer_idx":true})", "scale_attn_by_inverse_layer_idx"},
+        {R"({"reorder_and_upcast_attn":true})", "reorder_and_upcast_attn"},
+        {R"({"add_cross_attention":true})", "add_cross_attention"},
+        {R"({"add_cross_attention":1})", "must be true or false"},
+        {R"({"model_type":"llama"})", "\"model_type\" is \"llama\""},
+        {R"({"n_head":7})", "768 channels are not a multiple of 7 heads"},
+        {R"({"n_layer":0})", "layers"},
+        {R"({"vocab_size":2147483647})", "vocabulary"},
+        {R"({"vocab_size":2147483648})", "an integer from 0 to 2147483647"},
+        {R"({"vocab_size":-1})", "an integer from 0"},
+        {R"({"vocab_size":50257.0})", "an integer from 0"},
+        {"[1]", "not an object"},
+        {R"({"n_layer":12)", "not valid JSON: it ends in the middle of a value, after 13 bytes"},
+        {"{\"n_layer\":" + std::string(1000000, '[') + "}", "inside each other"},
+        {R"({"model_type":")" + std::string(5000, 'x') + "\"}", "\"model_type\" is \"xxx"},
+    };
+    for (const auto& [text, reason] : cases) {
+        const std::string error = refusal([&text = text] { read(text); });
+        CAPTURE(error);
+        CHECK(error.starts_with("65 config.json: "));
+        CHECK(contains(error, reason));
+        CHECK(error.size() < 300);
+    }
+    const TemporaryDirectory dir;
+    const auto code = [&] { return exit_code_of([&] { read_hf_config(dir.path); }); };
+    CHECK(code() == EXIT_NO_INPUT);
+    write_bytes(dir / "config.json", "{}" + std::string(1 << 20, ' '));
+    CHECK(code() == EXIT_BAD_DATA);
+}
