@@ -29,24 +29,22 @@ inline const Tokenizer& tokenizer() {
     return t;
 }
 
-// Where temporary files are in memory, if possible: `tokenize` syncs each of its files, which takes long on a disk.
-inline void keep_files_in_memory() {
+// In memory, if possible: `tokenize` syncs each of its files, which takes long on a disk.
+inline void use_memory() {
     if (access("/dev/shm", W_OK) == 0) setenv("TMPDIR", "/dev/shm", 0);
 }
 
 // Tokenizes the files of a folder with the vocabulary of tokenizer(), into shards beside it.
 struct TokenizeRun {
-    TemporaryDirectory folder = (keep_files_in_memory(), TemporaryDirectory());
+    TemporaryDirectory folder = (use_memory(), TemporaryDirectory());
     TokenizeOptions options;
 
     explicit TokenizeRun(const Files& files = {}) {
         save_tokenizer(tokenizer(), folder.path, 128);
         std::filesystem::create_directory(folder / "in");
         options.tokenizer = folder / "tokenizer.json";
-        options.output = folder / "out";
-        options.inputs = {folder / "in"};
-        options.val_fraction = 0.0;
-        options.quiet = true;
+        options.output = folder / "out", options.inputs = {folder / "in"};
+        options.val_fraction = 0.0, options.quiet = true;
         for (const auto& [name, bytes] : files) file(name, bytes);
     }
     void file(const std::string& name, const std::string& bytes) {

@@ -25,30 +25,25 @@ static void check_refused(TokenizeRun& run, int exit_code, const std::string& me
 }
 
 TEST_CASE("impossible options are refused, and text too short for them") {
-    const std::string words = "a text of few words";
     const struct {
         int exit_code;
         const char* message;
         std::function<void(TokenizeOptions&)> change;
-        std::string text;
     } cases[] = {
-        {EXIT_USAGE, "name files or folders", [](auto& o) { o.inputs.clear(); }, words},
-        {EXIT_USAGE, "needs --output", [](auto& o) { o.output = ""; }, words},
-        {EXIT_USAGE, "needs either --train-bpe", [](auto& o) { o.tokenizer = ""; }, words},
-        {EXIT_USAGE, "needs either --train-bpe", [](auto& o) { o.train_bpe = 300; }, words},
-        {EXIT_USAGE, "--train-bpe 256 must be 257", [](auto& o) { o.tokenizer = "", o.train_bpe = 256; }, words},
-        {EXIT_USAGE, "--shard-tokens 0 must be 1 to", [](auto& o) { o.shard_tokens = 0; }, words},
-        {EXIT_USAGE, "--shard-tokens 2147483648", [](auto& o) { o.shard_tokens = int64_t(1) << 31; }, words},
-        {EXIT_USAGE, "--split words is not known", [](auto& o) { o.split = "words"; }, words},
-        {EXIT_NO_INPUT, "none.txt: there is no such file or folder", [](auto& o) { o.inputs = {"none.txt"}; }, words},
-        {EXIT_BAD_DATA, "was held out; lower --val-tokens", [](auto& o) { o.val_tokens = 1000; }, words},
-        {EXIT_BAD_DATA, "too short for a vocabulary of 5000 tokens",
-         [](auto& o) { o.tokenizer = "", o.train_bpe = 5000; }, words},
+        {EXIT_USAGE, "name files or folders", [](auto& o) { o.inputs.clear(); }},
+        {EXIT_USAGE, "needs --output", [](auto& o) { o.output = ""; }},
+        {EXIT_USAGE, "needs either --train-bpe", [](auto& o) { o.train_bpe = 300; }},
+        {EXIT_USAGE, "--train-bpe 256 must be 257", [](auto& o) { o.tokenizer = "", o.train_bpe = 256; }},
+        {EXIT_USAGE, "--shard-tokens 0 must be 1 to", [](auto& o) { o.shard_tokens = 0; }},
+        {EXIT_USAGE, "--shard-tokens 2147483648", [](auto& o) { o.shard_tokens = int64_t(1) << 31; }},
+        {EXIT_USAGE, "--split words is not known", [](auto& o) { o.split = "words"; }},
+        {EXIT_NO_INPUT, "none.txt: there is no such file or folder", [](auto& o) { o.inputs = {"none.txt"}; }},
+        {EXIT_BAD_DATA, "was held out; lower --val-tokens", [](auto& o) { o.val_tokens = 10000; }},
         {EXIT_BAD_DATA, "5,000 bytes are in words of more than 1024 bytes, which are ignored",
-         [](auto& o) { o.tokenizer = "", o.train_bpe = 5000; }, std::string(5000, 'x') + " one or two words"},
+         [](auto& o) { o.tokenizer = "", o.train_bpe = 5000; }},
     };
     for (const auto& c : cases) {
-        TokenizeRun run(Files{{"a.txt", c.text}});
+        TokenizeRun run(Files{{"a.txt", std::string(5000, 'x') + " a text of few words"}});
         c.change(run.options);
         check_refused(run, c.exit_code, c.message);
         CHECK_FALSE(has_shards(run));
@@ -63,24 +58,19 @@ TEST_CASE("inputs that are empty or not text are refused, and JSONL that is brok
         {"a.py", "x", "in: holds no text file (.txt "},
         {"a.txt", "%PDF-1.7\n%xxxx", "is a PDF document, not text; convert it with pdftotext"},
         {"a.txt", "\x1f\x8b\x08xxxx", "is compressed (gzip), not text; unpack it with gunzip"},
-        {"a.txt", "\x28\xb5\x2f\xfd....", "is compressed (zstd)"},
         {"a.txt", "\xff\xfe.", "is UTF-16, not text; convert it with iconv"},
         {"a.jsonl", "PAR1xxxx", "is a Parquet file"},
         {"a.txt", "", "a.txt: is empty"},
         {"a.jsonl", "\n", "the 1 input files hold no text (1 bytes)"},
         {"a.jsonl", "\n{\"text\": \"a\"\n",
-         "a.jsonl:2: is not valid JSON: it ends in the middle of a value, after 12 bytes; each line of this file must "
-         "be one whole object {...}"},
+         "a.jsonl:2: is not valid JSON: it ends in the middle of a value, after 12 bytes"},
         {"a.jsonl", "{\"text\": a}", "a.jsonl:1: is not valid JSON at byte 10 of 11"},
         {"a.jsonl", "{\"text\": \"\xff\"}", "a.jsonl:1: is not valid JSON"},
-        {"a.jsonl", "[1]", "a.jsonl:1: is JSON, but not an object {...}; each line of this file must be one"},
-        {"a.jsonl", "{\"body\": \"x\", \"n\": 1, \"title\": \"y\"}",
-         "has no text under the key \"text\" (--text-key); keys with text: body, title"},
-        {"a.jsonl", "{\"text\": 7}", "keys with text: none"},
+        {"a.jsonl", "{\"body\": \"x\", \"n\": 1}",
+         "has no text under the key \"text\" (--text-key); keys with text: body"},
         {"a.jsonl", R"({"text": "x", "a": 1e999})", "a number is out of range"},
         {"a.jsonl", R"({"text": "x", "a": )" + nested(100) + "}", "more than 100 lists and objects inside each other"},
         {"a.jsonl", R"({"text": "x", "a": )" + nested(1000000) + "}", "inside each other"},
-        {"a.jsonl", R"({"text": "x", "a": )" + nested(90) + "]}", "a.jsonl:1: is not valid JSON at byte"},
     };
     for (const auto& c : cases) {
         CAPTURE(c.name);
@@ -88,11 +78,8 @@ TEST_CASE("inputs that are empty or not text are refused, and JSONL that is brok
         check_refused(run, c.message.starts_with("in: ") ? EXIT_NO_INPUT : EXIT_BAD_DATA, c.message);
         CHECK_FALSE(has_shards(run));
     }
-    for (const std::string& fields : {std::string(R"("a": {"x": 1, "y": 2}, "b": {"x": 1}, "c": [{"x": 1}], "x": 1)"),
-                                      std::string(R"("a": "\"[[{\\", "b": "[")"), "\"a\": " + nested(99)}) {
-        TokenizeRun run(Files{{"a.jsonl", "{\"text\": \"the\", " + fields + "}\n"}});
-        CHECK(run.train() == documents({"the"}));
-    }
+    TokenizeRun run(Files{{"a.jsonl", R"({"text": "the", "b": "\"[[{\\", "a": )" + nested(99) + "}\n"}});
+    CHECK(run.train() == documents({"the"}));
 }
 
 TEST_CASE("the message has the first line that is broken, for any number of threads") {
@@ -152,15 +139,6 @@ TEST_CASE("a full disk is an error, and leaves nothing of the run") {
     CHECK(list_directory(run.options.output).empty());
 }
 
-// Whether training would read only some of the shards.
-static bool takes_a_part(const TokenizeRun& run, size_t shards) {
-    try {
-        return glob_files(run.out("train_*.bin"), "--train-data").size() != shards;
-    } catch (const Error&) {
-        return false;
-    }
-}
-
 TEST_CASE("a run killed at any system call leaves either all of its shards or no readable shard") {
     TokenizeRun run(Files{{"a.txt", prose(1000)}});
     run.options.shard_tokens = 300, run.options.threads = 1, run.options.val_fraction = 0.1;
@@ -174,10 +152,11 @@ TEST_CASE("a run killed at any system call leaves either all of its shards or no
         .run = [&](const TemporaryDirectory&) { tokenize(run.options); },
         .check =
             [&](const TemporaryDirectory&, const FaultResult&) {
-                CHECK_FALSE(takes_a_part(run, shards));
+                size_t read = shards;  // by training, which may refuse them, but not take some of them
+                exit_code_of([&] { read = glob_files(run.out("train_*.bin"), "--train-data").size(); });
+                CHECK(read == shards);
                 if (has_shards(run)) {
-                    CHECK(path_exists(run.out("tokenizer.json")));
-                    CHECK(path_exists(run.out("special_tokens_map.json")));
+                    CHECK(load_tokenizer(run.options.output).tokens == tokenizer().tokens);
                 } else if (is_directory(run.options.output)) {
                     write_bytes(run.out("train_000099.bin.tmp"), "of a longer text");
                     tokenize(run.options);
