@@ -33,6 +33,8 @@ static std::string a_tensor(const std::string& dtype, const std::string& shape, 
     return R"({"a":{"dtype":)" + dtype + R"(,"shape":)" + shape + R"(,"data_offsets":)" + offsets + "}}";
 }
 
+static const std::string f32 = R"("F32")";
+
 static TensorInfo tensor(const char* name, const char* dtype, std::vector<int64_t> shape) {
     TensorInfo out;
     out.name = name, out.dtype = dtype, out.shape = std::move(shape);
@@ -62,22 +64,6 @@ TEST_CASE("the bytes of a small file are as the format defines them; cut anywher
     CHECK(refusal_of(bytes + "x").starts_with("65 "));
 }
 
-TEST_CASE("elements beyond the end of a tensor, and tensors that are missing at the end, are an internal error") {
-    const TemporaryDirectory dir;
-    float values[7] = {};
-    SafetensorsWriter writer(dir / "x", {tensor("t", "F32", {6})}, {});
-    CHECK(contains(refusal([&] { writer.finish(); }), "tensor t was not written"));
-    CHECK(refusal([&] { writer.write(values, 7); }) ==
-          "1 internal error: t: 7 of 6 elements are written; please report it");
-    writer.write(values, 6);
-    CHECK(refusal([&] { writer.write(values, 1); }) ==
-          "1 internal error: more than 1 tensors are written; please report it");
-    writer.finish();
-    const Safetensors file = open_safetensors(dir / "x");
-    CHECK(refusal([&] { file.read(values, *file.find("t"), 5, 2); }) ==
-          "1 internal error: t: elements 5 to 7 of 6 are read; please report it");
-}
-
 TEST_CASE("tensors written in pieces read back, whole and in parts") {
     const TemporaryDirectory dir;
     const int64_t n = (1 << 20) + 77, m = n / 7 * 7;  // more than one chunk of the conversion
@@ -86,17 +72,17 @@ TEST_CASE("tensors written in pieces read back, whole and in parts") {
     SafetensorsWriter writer(
         dir / "x", {tensor("f", "F32", {n}), tensor("scalar", "F32", {}), tensor("h", "BF16", {7, n / 7})}, {});
     writer.write(values.data(), 5);
+    CHECK(contains(refusal([&] { writer.write(values.data(), n); }), "internal error: f: 1048658 of 1048653 elements"));
     writer.write(values.data() + 5, n - 5);
     writer.write(values.data() + 1, 1);
+    CHECK(contains(refusal([&] { writer.finish(); }), "tensor h was not written"));
     writer.write(values.data(), m);
     writer.finish();
 
     const Safetensors file = open_safetensors(dir / "x");
-    CHECK(file.tensors.size() == 3);
-    CHECK(file.metadata == Metadata{{"format", "pt"}});
     CHECK(file.find("none") == nullptr);
-    REQUIRE(file.find("f"));
-    CHECK(file.find("f")->shape == std::vector<int64_t>{n});
+    CHECK(
+        contains(refusal([&] { file.read(got.data(), *file.find("scalar"), 0, 2); }), "elements 0 to 2 of 1 are read"));
     file.read(got.data(), *file.find("f"));
     CHECK(got == values);
     float part[3];
@@ -124,23 +110,20 @@ TEST_CASE("every F16 value is read exactly") {
         const int exponent = int(i >> 10 & 31), mantissa = int(i & 1023);
         double want = exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(1024 + mantissa, exponent - 25);
         if (exponent == 31) want = mantissa ? NAN : INFINITY;
-        if (i & 0x8000) want = -want;
-        const bool same =
-            std::isnan(want) ? std::isnan(got[i]) : double(got[i]) == want && std::signbit(got[i]) == bool(i & 0x8000);
-        wrong += !same;
+        const bool negative = i & 0x8000, is_nan = std::isnan(want);
+        wrong += is_nan ? !std::isnan(got[i])
+                        : double(got[i]) != (negative ? -want : want) || std::signbit(got[i]) != negative;
     }
     CHECK(wrong == 0);
 }
 
 TEST_CASE("every header that the reference implementation accepts is accepted") {
-    const struct {
-        std::string header;
-        int data_bytes;
-    } cases[] = {
+    const std::pair<std::string, int> cases[] = {
+        // Header and bytes of data.
         {"{}      ", 0},
         {R"({"__metadata__":{}})", 0},
-        {a_tensor(R"("F32")", "[]", "[0,4]"), 4},
-        {a_tensor(R"("F32")", "[0,3]", "[0,0]"), 0},
+        {a_tensor(f32, "[]", "[0,4]"), 4},
+        {a_tensor(f32, "[0,3]", "[0,0]"), 0},
         {a_tensor(R"("F4")", "[4]", "[0,2]"), 2},
         {R"({"b":{"dtype":"I64","shape":[1],"data_offsets":[4,12]},)"  // in any order
          R"("a":{"data_offsets":[0,4],"shape":[4],"dtype":"BOOL"}})",
@@ -148,9 +131,9 @@ TEST_CASE("every header that the reference implementation accepts is accepted") 
         {a_tensor(R"("U8","more":{"dtype":[1,{"x":null}],"y":-1.5})", "[1]", "[0,1]"), 1},
         {"{\"\xc3\xa9\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1},
     };
-    for (const auto& c : cases) {
-        CAPTURE(c.header);
-        CHECK(header_refusal(c.header, c.data_bytes) == "");
+    for (const auto& [header, data_bytes] : cases) {
+        CAPTURE(header);
+        CHECK(header_refusal(header, data_bytes) == "");
     }
 }
 
@@ -171,17 +154,17 @@ static void check_refusals(const std::vector<BadHeader>& cases) {
 }
 
 TEST_CASE("a header that is not JSON, or has a missing field or one of a wrong type, is refused") {
-    for (const char* text : {"", "{", "{}x", "{} {}", R"({"a":{"shape":[1e999]}})", "{\"\xff\":{}}"})
+    for (const char* text : {"", "{}x", R"({"a":{"shape":[1e999]}})", "{\"\xff\":{}}"})
         check_refusals({{text, "not valid JSON"}});
-    for (const char* text : {R"({"a":5})", R"({"a":[]})", R"({"a":null})"}) check_refusals({{text, "wrong type"}});
-    for (const char* shape : {"1", R"(["1"])", "[[1]]", R"({"0":1})", "[1.0]", "[-1]", "[true]"})
-        check_refusals({{a_tensor(R"("F32")", shape, "[0,4]"), "wrong type"}});
-    for (const char* dtype : {"32", R"(["F32"])"}) check_refusals({{a_tensor(dtype, "[1]", "[0,4]"), "wrong type"}});
-    for (const char* offsets : {"[0]", "[0,4,4]"})
-        check_refusals({{a_tensor(R"("F32")", "[1]", offsets), "[begin, end]"}});
-    for (const char* metadata : {R"({"a":1})", R"({"a":{}})", R"("a")", R"(["a"])"})
+    for (const char* shape : {"1", R"(["1"])", "[[1]]", "[1.0]", "[-1]", "[99999999999999999999]"})
+        check_refusals({{a_tensor(f32, shape, "[0,4]"), "wrong type"}});
+    for (const char* metadata : {R"({"a":1})", R"(["a"])"})
         check_refusals({{format(R"({"__metadata__":%s})", metadata), "must be an object of strings"}});
     check_refusals({{"[]", "not an object"},
+                    {R"({"a":5})", "wrong type"},
+                    {a_tensor("32", "[1]", "[0,4]"), "wrong type"},
+                    {a_tensor(f32, "[1]", "[0]"), "[begin, end]"},
+                    {a_tensor(f32, "[1]", "[0,4,4]"), "[begin, end]"},
                     {R"({"a":{"shape":[1],"data_offsets":[0,4]}})", "is missing"},
                     {R"({"a":{"dtype":"F32","data_offsets":[0,4]}})", "is missing"},
                     {R"({"a":{"dtype":"F32","shape":[1]}})", "is missing"},
@@ -189,10 +172,9 @@ TEST_CASE("a header that is not JSON, or has a missing field or one of a wrong t
 }
 
 TEST_CASE("a tensor whose size or place does not fit the data is refused") {
-    const std::string f32 = R"("F32")", u8 = R"("U8")";
-    const auto two = [](const char* a, const char* b) {  // two tensors of U8
+    const auto two = [](const std::string& b, const std::string& offsets) {  // two tensors of U8
         const std::string rest = R"(":{"dtype":"U8","shape":[2],"data_offsets":)";
-        return R"({"a)" + rest + a + R"(},"b)" + rest + b + "}}";
+        return R"({"a)" + rest + R"([0,2]},")" + b + rest + offsets + "}}";
     };
     check_refusals({
         {a_tensor(R"("F33")", "[1]", "[0,4]"), "unknown dtype \"F33\""},
@@ -202,33 +184,26 @@ TEST_CASE("a tensor whose size or place does not fit the data is refused") {
         {a_tensor(f32, "[1]", "[0,4]"), "describes 4 bytes of data, the file has 5", 5},
         {a_tensor(f32, "[1]", "[0,4]"), "describes 4 bytes of data, the file has 3", 3},
         {a_tensor(f32, "[1]", "[1,5]"), "the tensor before it ends at 0", 5},
-        {two("[0,2]", "[3,5]"), "the tensor before it ends at 2", 5},
-        {two("[0,2]", "[1,3]"), "the tensor before it ends at 2", 3},
-        {two("[0,2]", "[0,2]"), "the tensor before it ends at 2", 2},
-        {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"a":{"dtype":"U8","shape":[2],"data_offsets":[2,4]}})",
-         "has bytes 2 to 4 of the data, but the tensor before it ends at 0"},  // the second "a" replaces the first
+        {two("b", "[3,5]"), "the tensor before it ends at 2", 5},
+        {two("b", "[1,3]"), "the tensor before it ends at 2", 3},
+        {two("a", "[2,4]"), "the tensor before it ends at 0"},  // the second "a" replaces the first
         // Products and sums must not wrap around to the right value.
         {a_tensor(f32, "[4611686018427387905]", "[0,4]"), "but 4 bytes long"},
         {a_tensor(f32, "[4294967296,4294967296,1]", "[0,0]"), "but 0 bytes long", 0},
-        {a_tensor(f32, "[4294967296,4294967296,0]", "[0,0]"), "but 0 bytes long", 0},
         {a_tensor(f32, "[1]", "[0,18446744073709551615]"), "bytes 0 to -1"},
-        {a_tensor(f32, "[99999999999999999999]", "[0,4]"), "wrong type"},
-        {a_tensor(u8, "[18446744073709551615,18446744073709551615]", "[0,1]"), "bytes long", 1},
-        {a_tensor(u8, "[9223372036854775807]", "[0,9223372036854775807]"), "bytes long"},
+        {a_tensor(R"("U8")", "[9223372036854775807]", "[0,9223372036854775807]"), "bytes long"},
     });
 }
 
 TEST_CASE("an impossible header length is refused before memory of that size is allocated") {
-    for (uint64_t length :
-         {uint64_t(3), uint64_t(10'000'001), uint64_t(1) << 40, uint64_t(1) << 63, ~uint64_t(0), ~uint64_t(0) - 7}) {
+    for (uint64_t length : {uint64_t(3), uint64_t(10'000'001), uint64_t(1) << 40, ~uint64_t(0) - 7}) {
         const std::string bytes = std::string(reinterpret_cast<const char*>(&length), 8) + "{}";
         CHECK(contains(refusal_of(bytes), "header of " + std::to_string(length)));
     }
 }
 
-TEST_CASE("a tensor of another dtype can be listed, but not read; a missing file is EXIT_NO_INPUT") {
+TEST_CASE("a tensor of another dtype can be listed, but not read") {
     const TemporaryDirectory dir;
-    CHECK(exit_code_of([&] { open_safetensors(dir / "none"); }) == EXIT_NO_INPUT);
     write_bytes(dir / "x", file_bytes(a_tensor(R"("I32")", "[1]", "[0,4]"), "abcd"));
     const Safetensors file = open_safetensors(dir / "x");
     CHECK(to_string(*file.find("a")) == "I32 [1]");
@@ -256,20 +231,18 @@ TEST_CASE("an index joins files, and one that names wrong tensors or files outsi
 
     const Safetensors file =
         open_index(R"({"metadata":{"total_size":8},"weight_map":{"a":"one.safetensors","b":"two.safetensors"}})");
-    CHECK(file.tensors.size() == 2);
     float a = 0, b = 0;
     file.read(&a, *file.find("a")), file.read(&b, *file.find("b"));
-    CHECK(a == 1.0f);
-    CHECK(b == 2.0f);
+    CHECK(std::pair(a, b) == std::pair(1.0f, 2.0f));
     CHECK(code(R"({"weight_map":{"a":"link.safetensors"}})") == 0);
     CHECK(code(R"({"weight_map":{"a":"missing.safetensors"}})") == EXIT_NO_INPUT);
+    CHECK(exit_code_of([&] { open_safetensors(dir / "none"); }) == EXIT_NO_INPUT);
     const std::string outside = "\"" + (dir / "outside.safetensors") + "\"";
-    for (const char* value :
-         {R"("../outside.safetensors")", outside.c_str(), R"("one.safetensors\u0000.txt")", R"("..")", R"("")", "1"}) {
+    for (const char* value : {R"("../outside.safetensors")", outside.c_str(), R"("one.safetensors\u0000.txt")", "1"}) {
         CAPTURE(value);
         CHECK(code(std::string(R"({"weight_map":{"a":)") + value + "}}") == EXIT_BAD_DATA);
     }
-    for (const char* text : {R"({"weight_map":{"b":"one.safetensors"}})", R"({"weight_map":["a"]})", "{}", "[]", ""})
+    for (const char* text : {R"({"weight_map":{"b":"one.safetensors"}})", R"({"weight_map":["a"]})", "",
+                             R"({"weight_map":{"a":"one.safetensors","b":"one.safetensors"}})"})
         CHECK(code(text) == EXIT_BAD_DATA);
-    CHECK(code(R"({"weight_map":{"a":"one.safetensors","b":"one.safetensors"}})") == EXIT_BAD_DATA);
 }

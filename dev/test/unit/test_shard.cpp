@@ -2,8 +2,6 @@
 // damaged; and tests patterns of file names.
 #include "data/shard.h"
 
-#include <sys/stat.h>
-
 #include <cstring>
 #include <numeric>
 
@@ -44,53 +42,46 @@ static std::string llmc_bytes(std::vector<int32_t> fields, int tokens) {
     return bytes;
 }
 
-TEST_CASE("a shard of llm.c is read, whole and in parts") {
+TEST_CASE("a shard of llm.c is read in parts, and the writer makes its bytes, under its name only by finish()") {
     const TemporaryDirectory dir;
-    write_bytes(dir / "a.bin", llmc_bytes({20240520, 1, 1000}, 1000));
-    CHECK(open_shard(dir / "a.bin").tokens == 1000);
-    CHECK(open_shard(dir / "a.bin").bytes_per_token == 2);
-    CHECK(read_shard(dir / "a.bin", 0, 1000, 1000) == counting(1000));
-    CHECK(read_shard(dir / "a.bin", 997, 3, 1000) == std::vector<int>{997, 998, 999});
-    CHECK(read_shard(dir / "a.bin", 1000, 0, 1000).empty());
-    CHECK_THROWS_AS(read_shard(dir / "a.bin", 994, 7, 1000), Error);
-    CHECK_THROWS_AS(read_shard(dir / "a.bin", -1, 2, 1000), Error);
-}
-
-TEST_CASE("the writer makes llm.c's bytes, which get their final name only by finish()") {
-    const TemporaryDirectory dir;
+    const std::string a = dir / "a.bin";
+    write_bytes(a, llmc_bytes({20240520, 1, 1000}, 1000));
+    CHECK(open_shard(a).bytes_per_token == 2);
+    CHECK(read_shard(a, 0, 1000, 1000) == counting(1000));
+    CHECK(read_shard(a, 997, 3, 1000) == std::vector<int>{997, 998, 999});
+    CHECK_THROWS_AS(read_shard(a, 994, 7, 1000), Error);
+    CHECK_THROWS_AS(read_shard(a, -1, 2, 1000), Error);
     {
-        ShardWriter unfinished(dir / "a.bin", 50257), complete(dir / "b.bin", 50257);
+        ShardWriter unfinished(dir / "b.bin", 50257), complete(dir / "c.bin", 50257);
         unfinished.append(counting(10).data(), 10);
         complete.complete();
         CHECK(complete.file == nullptr);  // no file stays open, so thousands of shards can wait for finish()
-        CHECK(list_directory(dir.path) == Names{"a.bin.tmp", "b.bin.tmp"});
+        CHECK(list_directory(dir.path) == Names{"a.bin", "b.bin.tmp", "c.bin.tmp"});
     }
-    CHECK(list_directory(dir.path).empty());
-
-    ShardWriter writer(dir / "a.bin", 50257);
+    CHECK(list_directory(dir.path) == Names{"a.bin"});
+    write_bytes(dir / "outside", "precious");
+    std::filesystem::create_symlink(dir / "outside", dir / "b.bin.tmp");  // in the place of an unfinished shard
+    ShardWriter writer(dir / "b.bin", 50257);
     writer.append(counting(600).data(), 256);
     writer.append(counting(600).data() + 256, 344);
     writer.finish();
-    CHECK(read_bytes(dir / "a.bin") == llmc_bytes({20240520, 1, 600}, 600));
+    CHECK(read_bytes(dir / "b.bin") == llmc_bytes({20240520, 1, 600}, 600));
+    CHECK(!std::filesystem::is_symlink(dir / "b.bin"));
+    CHECK(read_bytes(dir / "outside") == "precious");
 }
 
-TEST_CASE("a shard larger than the writer's buffer reads back as written") {
+TEST_CASE("shards of a large vocabulary have four bytes per token, and may be larger than the writer's buffer") {
     const TemporaryDirectory dir;
-    std::vector<int> tokens(500000);
-    for (size_t i = 0; i < tokens.size(); i++) tokens[i] = int(i * 7919 % 65536);
-    write_shard(dir / "a.bin", tokens, 65536);
-    CHECK(open_shard(dir / "a.bin").bytes_per_token == 2);
-    CHECK(read_shard(dir / "a.bin", 0, int64_t(tokens.size()), 65536) == tokens);
-}
-
-TEST_CASE("a vocabulary above 65536 takes four bytes per token, and its size is in the header") {
-    const TemporaryDirectory dir;
-    const std::vector<int> tokens = {0, 65535, 65536, 99999};
-    write_shard(dir / "a.bin", tokens, 100000);
-    CHECK(open_shard(dir / "a.bin").bytes_per_token == 4);
-    CHECK(read_shard(dir / "a.bin", 0, 4, 100000) == tokens);
+    for (const int vocab_size : {65536, 100000}) {
+        std::vector<int> tokens(500000);
+        for (size_t i = 0; i < tokens.size(); i++) tokens[i] = int(i * 7919 % size_t(vocab_size));
+        const std::string path = dir / format("%d.bin", vocab_size);
+        write_shard(path, tokens, vocab_size);
+        CHECK(open_shard(path).bytes_per_token == (vocab_size == 65536 ? 2 : 4));
+        CHECK(read_shard(path, 0, int64_t(tokens.size()), vocab_size) == tokens);
+    }
     int32_t header[4];
-    memcpy(header, read_bytes(dir / "a.bin").data(), sizeof(header));
+    memcpy(header, read_bytes(dir / "100000.bin").data(), sizeof(header));
     CHECK(header[1] == 2);
     CHECK(header[3] == 100000);
 }
@@ -112,19 +103,6 @@ TEST_CASE("the writer refuses tokens outside of the vocabulary, a missing folder
     CHECK(list_directory(dir.path).empty());
 }
 
-TEST_CASE("the writer replaces an unfinished shard, and writes nothing through a link in its place") {
-    const TemporaryDirectory dir;
-    write_bytes(dir / "outside", "precious");
-    write_bytes(dir / "a.bin.tmp", std::string(5000, 'x'));
-    std::filesystem::create_symlink(dir / "outside", dir / "b.bin.tmp");
-    for (const char* name : {"a.bin", "b.bin"}) {
-        write_shard(dir / name, counting(5), 10);
-        CHECK(read_bytes(dir / name) == llmc_bytes({20240520, 1, 5}, 5));
-        CHECK(!std::filesystem::is_symlink(dir / name));
-    }
-    CHECK(read_bytes(dir / "outside") == "precious");
-}
-
 TEST_CASE("a file that is not a whole shard is refused, and the message has its kind or the numbers") {
     const TemporaryDirectory dir;
     const std::string whole = llmc_bytes({20240520, 1, 20}, 20);
@@ -132,19 +110,15 @@ TEST_CASE("a file that is not a whole shard is refused, and the message has its 
         {"\x93NUMPY\x01" + std::string(2000, ' '), "NumPy's"},
         {"text", "run train_gpt2 tokenize"},
         {llmc_bytes({1234567, 1, 10}, 10), "it starts with 1234567, not 20240520"},
-        {llmc_bytes({1234567, 1, 10}, 10), "data/to_shard.py"},
         {llmc_bytes({20240520, 1, 20000}, 19999), "promises 20,000 tokens, so 41,024 bytes; the file has 41,022"},
         {llmc_bytes({20240520, 1, 10}, 11), "promises 10 tokens"},
         {llmc_bytes({20240520, 2, 10, 99999}, 10), "so 1,064 bytes; the file has 1,044"},
         {llmc_bytes({20240520, 1, -5}, 10), "promises -5 tokens"},
         {llmc_bytes({20240520, 1, 0x7fffffff}, 10), "promises 2,147,483,647 tokens"},
         {llmc_bytes({20240520, 3, 10}, 10), "shard version 3"},
-        {llmc_bytes({20240520, 0, 10}, 10), "shard version 0"},
         {"", "is not a token shard"},
         {whole.substr(0, 3), "is not a token shard"},
-        {whole.substr(0, 4), "cut off after"},
         {whole.substr(0, 1023), "cut off after"},
-        {whole.substr(0, 1024), "promises 20 tokens"},
         {whole.substr(0, whole.size() - 1), "promises 20 tokens"},
     };
     for (const auto& [bytes, message] : cases) {
@@ -155,9 +129,6 @@ TEST_CASE("a file that is not a whole shard is refused, and the message has its 
         CHECK(contains(refused, message));
     }
     CHECK(exit_code_of([&] { open_shard(dir / "missing.bin"); }) == EXIT_NO_INPUT);
-    CHECK(contains(refusal([&] { open_shard(dir.path); }), "directory"));
-    REQUIRE(mkfifo((dir / "pipe").c_str(), 0600) == 0);
-    CHECK(exit_code_of([&] { open_shard(dir / "pipe"); }) == EXIT_BAD_DATA);  // without waiting for a writer
 }
 
 TEST_CASE("a token outside of the vocabulary is refused, and the message has its file and place") {
@@ -170,24 +141,11 @@ TEST_CASE("a token outside of the vocabulary is refused, and the message has its
           }).starts_with("65 " + (dir / "a.bin") + ": token 42 (byte 1,108) is 50257, but the vocabulary has 50257"));
     read_shard(dir / "a.bin", 43, 57, 50257);  // the other tokens can be read
     read_shard(dir / "a.bin", 0, 42, 50257);
-    read_shard(dir / "a.bin", 0, 100, 50258);
 
     std::string bytes = llmc_bytes({20240520, 2, 2, 100000}, 4);  // four-byte tokens with the highest bit
     memset(bytes.data() + 1024, 0xff, 8);
     write_bytes(dir / "a.bin", bytes);
     CHECK_THROWS_AS(read_shard(dir / "a.bin", 0, 2, std::numeric_limits<int>::max()), Error);
-}
-
-TEST_CASE("a shard that becomes shorter after it was opened is refused") {
-    const TemporaryDirectory dir;
-    write_shard(dir / "a.bin", counting(1000), 1000);
-    const Shard shard = open_shard(dir / "a.bin");
-    std::filesystem::resize_file(dir / "a.bin", 1024 + 2 * 500);
-    std::vector<int> out(1000);
-    read_tokens(shard, 0, 500, 1000, out.data());
-    const std::string refused = refusal([&] { read_tokens(shard, 499, 2, 1000, out.data()); });
-    CHECK(refused.starts_with("65 "));
-    CHECK(contains(refused, "became shorter"));
 }
 
 TEST_CASE("a pattern gives sorted names, may be a plain file, and must match one") {
@@ -203,8 +161,7 @@ TEST_CASE("a pattern gives sorted names, may be a plain file, and must match one
     CHECK(contains(refusal([&] { names("."); }), "is a folder"));
 
     write_bytes(dir / "train_01.bin.tmp", "");  // a shard that is not finished
-    CHECK(names("val_*.bin").size() == 1);
-    CHECK(names("train_02.bin").size() == 1);
-    for (const char* pattern : {"train_*.bin", "{train,val}_*.bin", "t*1.bin"})
+    for (const char* pattern : {"val_*.bin", "train_02.bin"}) CHECK(names(pattern).size() == 1);
+    for (const char* pattern : {"train_*.bin", "{train,val}_*.bin"})
         CHECK(refusal([&] { names(pattern); }).starts_with("65 " + (dir / "train_01.bin.tmp") + " is not finished"));
 }
