@@ -1,4 +1,5 @@
-// fuzz.h: what the fuzzers share: a check that ends the process, and files in memory.
+// fuzz.h: what the fuzzers share: the function that libFuzzer calls, a check that ends the process, and files in
+// memory.
 #pragma once
 #include <sys/mman.h>
 #include <unistd.h>
@@ -6,14 +7,27 @@
 #include <cstdint>
 #include <cstdlib>
 #include <string>
+#include <string_view>
 
+#include "base/common.h"
+#include "support/refusal.h"
 #include "support/temporary.h"
+
+// Defined by each fuzzer. It may refuse its input by an Error with EXIT_BAD_DATA.
+void fuzz(std::string_view input);
 
 inline void require(bool condition) {
     if (!condition) abort();
 }
 
-inline std::string as_text(const uint8_t* data, size_t size) { return {reinterpret_cast<const char*>(data), size}; }
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+    try {
+        fuzz({reinterpret_cast<const char*>(data), size});
+    } catch (const Error& error) {
+        require(error.exit_code == EXIT_BAD_DATA);
+    }
+    return 0;
+}
 
 // The directory of a fuzzer that writes files. It is in memory, if possible: on a disk, fsync takes milliseconds.
 inline const TemporaryDirectory& memory_directory() {

@@ -6,21 +6,16 @@
 #include "fuzz.h"
 
 static void check_choice(const std::string& text) {
-    if (const auto choice = parse_matmul_choice(text)) {
-        require(choice->route >= 0);
-        require(parse_matmul_choice(choice_text(*choice, {1.0f, 2.0f})) == choice);
-    }
-    if (const auto choice = parse_plan_choice(text)) {
-        require(choice->plan >= 0);
-        require(parse_plan_choice(choice_text(*choice, {1.0f, 2.0f})) == choice);
-    }
+    if (const auto choice = parse_matmul_choice(text))
+        require(choice->route >= 0 && parse_matmul_choice(choice_text(*choice, {1.0f, 2.0f})) == choice);
+    if (const auto choice = parse_plan_choice(text))
+        require(choice->plan >= 0 && parse_plan_choice(choice_text(*choice, {1.0f, 2.0f})) == choice);
 }
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-    const std::string text = as_text(data, size);
+void fuzz(std::string_view input) {
+    const std::string text(input);
     const AlgorithmChoices choices = parse_choices(text);
     require(parse_choices(choices_text(choices)) == choices);
     for (const auto& [shape, choice] : choices) check_choice(choice);
     check_choice(text);
-    return 0;
 }

@@ -4,26 +4,23 @@
 // fuzz_launch.cpp: reads any bytes as a list of hosts, and as the variables of launchers: in each line the first byte
 // chooses a variable, and the others are its value. They must be refused with EXIT_USAGE, or give a rank, a local rank
 // and a world size that fit together.
-#include <algorithm>
-#include <functional>
 #include <iterator>
 #include <map>
 #include <sstream>
-#include <string>
 #include <vector>
 
-#include "base/common.h"
 #include "fuzz.h"
 #include "parallel/launch.h"
 
-// Runs f, which may refuse its input.
-static void accepted_or_refused(const std::function<void()>& f) {
-    try {
-        f();
-    } catch (const Error& error) {
-        require(error.exit_code == EXIT_USAGE);
-    }
-}
+static const std::vector<std::string> names = [] {
+    std::istringstream words(
+        "OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_LOCAL_SIZE RANK "
+        "WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID "
+        "TORCHELASTIC_RESTART_COUNT TORCHELASTIC_ERROR_FILE SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_LOCALID "
+        "SLURM_STEP_ID SLURM_JOB_ID SLURM_STEP_NODELIST SLURM_NTASKS SLURM_RESTART_COUNT PMIX_RANK PMI_SIZE "
+        "PRTE_LAUNCHED");
+    return std::vector<std::string>(std::istream_iterator<std::string>(words), {});
+}();
 
 static void check_launch(const Launch& launch) {
     require(launch.world_size >= 1 && launch.world_size <= MAX_RANKS);
@@ -35,37 +32,17 @@ static void check_launch(const Launch& launch) {
     require(!describe_launch(launch).empty());
 }
 
-using Variables = std::map<std::string, std::string>;
-
-static Variables read_variables(const std::string& text) {
-    static const std::vector<std::string> names = [] {
-        std::istringstream words(
-            "OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_LOCAL_SIZE RANK "
-            "WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID "
-            "TORCHELASTIC_RESTART_COUNT TORCHELASTIC_ERROR_FILE SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_LOCALID "
-            "SLURM_STEP_ID SLURM_JOB_ID SLURM_STEP_NODELIST SLURM_NTASKS SLURM_RESTART_COUNT PMIX_RANK PMI_SIZE "
-            "PRTE_LAUNCHED");
-        return std::vector<std::string>(std::istream_iterator<std::string>(words), {});
-    }();
-    Variables variables;
-    for (size_t begin = 0, end = 0; begin < text.size(); begin = end + 1) {
-        end = std::min(text.find('\n', begin), text.size());
-        const std::string line = text.substr(begin, end - begin);
-        // 'A' is the first name, so that people can write such a file.
+void fuzz(std::string_view input) {
+    std::map<std::string, std::string> variables;
+    std::istringstream lines{std::string(input)};
+    for (std::string line; std::getline(lines, line);)  // 'A' is the first name, so that people can write such a file
         if (!line.empty())
             variables[names[(uint8_t(line[0]) + names.size() * 3 - 'A') % names.size()]] = line.substr(1);
-    }
-    return variables;
-}
-
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-    const std::string text = as_text(data, size);
-    accepted_or_refused([&] { require(first_host(text).size() <= text.size()); });
-    const Variables variables = read_variables(text);
     const Environment environment = [&](const char* name) {
         const auto found = variables.find(name);
         return found == variables.end() ? nullptr : found->second.c_str();
     };
-    accepted_or_refused([&] { check_launch(find_launch(environment)); });
-    return 0;
+    for (const int code : {exit_code_of([&] { require(first_host(std::string(input)).size() <= input.size()); }),
+                           exit_code_of([&] { check_launch(find_launch(environment)); })})
+        require(code == 0 || code == EXIT_USAGE);
 }

@@ -12,51 +12,41 @@
 static int parse(const std::vector<std::string>& arguments, Options& options) {
     std::vector<const char*> argv;
     for (const std::string& argument : arguments) argv.push_back(argument.c_str());
-    try {
-        options = parse_options(int(argv.size()), argv.data());
-    } catch (const Error& error) {
-        return error.exit_code;
-    }
-    return 0;
+    return exit_code_of([&] { options = parse_options(int(argv.size()), argv.data()); });
 }
 
-static int resume(Options& options) {
-    return parse({"train_gpt2", "plan", "--resume", "--output", memory_directory().path}, options);
+static int resume(const std::string& file, const std::string& text, Options& options) {
+    write_bytes(memory_directory() / file, text);
+    const int code = parse({"train_gpt2", "plan", "--resume", "--output", memory_directory().path}, options);
+    remove((memory_directory() / file).c_str());
+    return code;
 }
 
-static void check_stored(const Options& options, const std::string& run_toml) {
-    const std::string stored = ::run_toml(options);
-    write_bytes(run_toml, stored);
+static void check_stored(const Options& options) {
     Options back;
-    require(resume(back) == 0);
-    require(::run_toml(back) == stored);
-    remove(run_toml.c_str());
+    require(resume("run.toml", run_toml(options), back) == 0);
+    require(run_toml(back) == run_toml(options));
 }
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-    const std::string text = as_text(data, size), run_toml = memory_directory() / "run.toml";
+void fuzz(std::string_view input) {
     Options options;
-    if (text.starts_with("{") || text.starts_with("#")) {
-        const std::string path = text.starts_with("#") ? run_toml : memory_directory() / "run.json";
-        write_bytes(path, text);
-        const int code = resume(options);
-        remove(path.c_str());
+    if (input.starts_with("{") || input.starts_with("#")) {
+        const int code = resume(input.starts_with("#") ? "run.toml" : "run.json", std::string(input), options);
         require(code == 0 || code == EXIT_BAD_DATA || code == EXIT_USAGE);
         if (code == 0) require(options.output == memory_directory().path && options.trace.empty());
-        if (code == 0) check_stored(options, run_toml);
-        return 0;
+        if (code == 0) check_stored(options);
+        return;
     }
     std::vector<std::string> arguments = {"train_gpt2", ""};
-    for (const char c : text)
+    for (const char c : input)
         if (c == 0 || c == '\n')
             arguments.emplace_back();
         else
             arguments.back() += c;
     const int code = parse(arguments, options);
     require(code == 0 || code == EXIT_USAGE || code == EXIT_NO_INPUT || code == EXIT_BAD_DATA || code == EXIT_IO);
-    if (code != 0 || options.command == Command::help) return 0;
+    if (code != 0 || options.command == Command::help) return;
     changed_options(options);
     options_json(options);
-    if (options.command == Command::train || options.command == Command::plan) check_stored(options, run_toml);
-    return 0;
+    if (options.command == Command::train || options.command == Command::plan) check_stored(options);
 }

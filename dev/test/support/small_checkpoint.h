@@ -5,6 +5,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
@@ -14,11 +15,9 @@
 
 inline TrainerState trainer_state(int64_t step) {
     TrainerState state;
-    state.step = step, state.position = step * 17 + 3, state.tokens = step << 40;
-    state.seed = ~uint64_t(0) - uint64_t(step);
+    state.step = step, state.position = step * 17 + 3, state.tokens = step << 40, state.seed = ~uint64_t(0) - step;
     state.val_loss = 3.0 + 1.0 / 3.0;
-    state.options = R"({"lr":0.0006,"model":"d12","steps":100})";
-    state.data = R"({"files":2,"hash":"00ff"})";
+    state.options = R"({"lr":0.0006,"model":"d12","steps":100})", state.data = R"({"files":2,"hash":"00ff"})";
     return state;
 }
 
@@ -61,10 +60,10 @@ inline Saved save(const SaveOptions& options, int64_t step) {
 inline bool holds(const std::string& dir, int64_t step, uint64_t seed) {
     FlatState got(small_model, 0);
     const TrainerState trainer = load_checkpoint(dir, got.layout, {"m", "v"}, got.writer());
-    const TrainerState want = trainer_state(step);
-    return same_tensors(got, FlatState(small_model, seed)) && trainer.step == step &&
-           trainer.position == want.position && trainer.tokens == want.tokens && trainer.seed == want.seed &&
-           trainer.val_loss == want.val_loss;
+    const auto values = [](const TrainerState& s) {
+        return std::tuple(s.step, s.position, s.tokens, s.seed, s.val_loss, s.options, s.data);
+    };
+    return same_tensors(got, FlatState(small_model, seed)) && values(trainer) == values(trainer_state(step));
 }
 inline bool holds(const std::string& dir, int64_t step) { return holds(dir, step, uint64_t(step)); }
 
@@ -73,13 +72,15 @@ inline std::string verify_error(const std::string& dir) {
     return refusal([&] { verify_checkpoint(dir); });
 }
 
-// Changes values in the trainer.json of a checkpoint, whose checksum matches again afterwards.
-inline void write_changed_state(const std::string& dir, const std::function<void(nlohmann::json& state)>& change) {
-    const std::string path = dir + "/trainer.json";
-    nlohmann::json state = nlohmann::json::parse(read_bytes(path));
-    change(state);
+// Writes a trainer.json with a checksum that matches.
+inline void write_state(const std::string& dir, nlohmann::json state) {
     state.erase("xxh3_64");
     const std::string text = state.dump();
     state["xxh3_64"] = format("%016llx", static_cast<unsigned long long>(XXH3_64bits(text.data(), text.size())));
-    write_bytes(path, state.dump());
+    write_bytes(dir + "/trainer.json", state.dump());
+}
+inline void write_changed_state(const std::string& dir, const std::function<void(nlohmann::json& state)>& change) {
+    nlohmann::json state = nlohmann::json::parse(read_bytes(dir + "/trainer.json"));
+    change(state);
+    write_state(dir, state);
 }
