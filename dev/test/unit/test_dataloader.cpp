@@ -129,7 +129,7 @@ static uint64_t fingerprint_of(const std::string& pattern) {
     return open_corpus(pattern, "--train-data", T).fingerprint;
 }
 
-TEST_CASE("the fingerprint covers names, sizes, small files and places of large ones, but not the folder") {
+TEST_CASE("the fingerprint covers names, sizes, first and last tokens of the files, but not their folder") {
     const TemporaryDirectory a, b, c, d;
     const std::string pattern = write_corpus(a, {100, 300000});
     const uint64_t print = fingerprint_of(pattern);
@@ -139,16 +139,14 @@ TEST_CASE("the fingerprint covers names, sizes, small files and places of large 
     std::filesystem::rename(b / "train_000002.bin", b / "train_000003.bin");
     CHECK(fingerprint_of(b / "train_*.bin") != print);
 
-    // Of a large file with tokens: the first and the last 64 KiB, and two places between them.
-    for (const auto& [name, at] : {std::pair{"train_000001.bin", 1223},
-                                   {"train_000002.bin", 1024},
-                                   {"train_000002.bin", 1024 + 600000 - 1},
-                                   {"train_000002.bin", (601024 - 65536) / 3}}) {
+    for (const char* name : {"train_000001.bin", "train_000002.bin"}) {
         const std::string bytes = read_bytes(a / name);
-        std::string changed = bytes;
-        changed[size_t(at)] ^= 1;
-        write_bytes(a / name, changed);
-        CHECK(fingerprint_of(pattern) != print);
+        for (size_t at : {size_t(1024), bytes.size() - 1}) {
+            std::string changed = bytes;
+            changed[at] ^= 1;
+            write_bytes(a / name, changed);
+            CHECK(fingerprint_of(pattern) != print);
+        }
         write_bytes(a / name, bytes);
     }
 }
@@ -176,12 +174,10 @@ TEST_CASE("a loader that continues at a position reads the same windows as an un
     const std::string pattern = write_corpus(dir, {2000});
     const Rows want = run_steps(config_for(pattern, 240, 240), 1, 1)[0];
     const auto windows = [&](int from, int to) { return Rows(want.begin() + from, want.begin() + to); };
-    DataLoader first(config_for(pattern, 2, 8));
+    DataLoader first(config_for(pattern, 2, 8)), second(config_for(pattern, 2, 8));
     read_rows(first, 4 * 17 + 3);  // 17 steps, and 3 of the 4 calls of an interrupted step
     REQUIRE(first.position == 17 * 8);
-
-    DataLoader second(config_for(pattern, 2, 8));
-    for (int calls_before : {0, 1, 2, 7}) {  // also after the thread has read batches ahead
+    for (int calls_before : {0, 1, 7}) {  // also after the thread has read batches ahead
         read_rows(second, calls_before);
         second.seek(first.position);
         CHECK(read_rows(second, 4 * 13) == windows(17 * 8, 30 * 8));
@@ -195,9 +191,10 @@ TEST_CASE("a loader that continues at a position reads the same windows as an un
     CHECK_THROWS_WITH_AS(other.seek(-8), doctest::Contains("data position -8 is negative"), Error);
 }
 
-TEST_CASE("a batch does not change until the next call of next()") {
+TEST_CASE("a batch does not change until the next call of next(), and a loader can be destroyed at any moment") {
     const TemporaryDirectory dir;
-    DataLoader loader(config_for(write_corpus(dir, {5000}), 4, 4));
+    const DataLoaderConfig config = config_for(write_corpus(dir, {5000}), 4, 4);
+    DataLoader loader(config);
     for (int call = 0; call < 20; call++) {
         const Batch batch = loader.next();
         Rows before, after;
@@ -205,6 +202,11 @@ TEST_CASE("a batch does not change until the next call of next()") {
         std::this_thread::sleep_for(std::chrono::milliseconds(2));  // enough for the thread to read ahead
         append_rows(batch, after);
         CHECK(before == after);
+    }
+    for (int calls = 0; calls < 200; calls++) {
+        DataLoader other(config);
+        for (int call = 0; call < calls % 5; call++) other.next();
+        if (calls % 3 == 0) std::this_thread::sleep_for(std::chrono::microseconds(50 * (calls % 7)));
     }
 }
 
@@ -280,16 +282,5 @@ TEST_CASE("an error in the reading thread is thrown by every call of next()") {
         write_corpus(dir, {1000});
         loader.seek(loader.position);
         read_rows(loader, 5);
-    }
-}
-
-TEST_CASE("a loader can be destroyed at any moment") {
-    const TemporaryDirectory dir;
-    const DataLoaderConfig config = config_for(write_corpus(dir, {3000}), 8, 16);
-    for (int calls = 0; calls < 200; calls++) {
-        DataLoader loader(config);
-        for (int call = 0; call < calls % 5; call++) loader.next();
-        if (calls % 3 == 0) std::this_thread::sleep_for(std::chrono::microseconds(50 * (calls % 7)));
-        if (calls == 0) std::this_thread::sleep_for(std::chrono::milliseconds(20));  // both slots full: it waits
     }
 }

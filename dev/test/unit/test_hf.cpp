@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <map>
 
 #include "support/parse.h"
 #include "support/refusal.h"
@@ -67,24 +66,6 @@ static NamedTensor& named(Tensors& tensors, const std::string& name) {
     return tensors[0];
 }
 
-TEST_CASE("names and shapes of the tensors are those of GPT2LMHeadModel") {
-    std::map<std::string, std::vector<int64_t>> got, want = {{"transformer.wte.weight", {V, C}},
-                                                             {"transformer.wpe.weight", {T, C}},
-                                                             {"transformer.ln_f.weight", {C}},
-                                                             {"transformer.ln_f.bias", {C}}};
-    for (const std::string h : {"transformer.h.0.", "transformer.h.1."}) {
-        for (const char* name :
-             {"ln_1.weight", "ln_1.bias", "ln_2.weight", "ln_2.bias", "attn.c_proj.bias", "mlp.c_proj.bias"})
-            want[h + name] = {C};
-        want[h + "attn.c_attn.weight"] = {C, 3 * C}, want[h + "attn.c_attn.bias"] = {3 * C};
-        want[h + "attn.c_proj.weight"] = {C, C};
-        want[h + "mlp.c_fc.weight"] = {C, 4 * C}, want[h + "mlp.c_fc.bias"] = {4 * C};
-        want[h + "mlp.c_proj.weight"] = {4 * C, C};
-    }
-    for (const NamedTensor& t : hf_tensors(FlatState(small_model, 1), "transformer.")) got[t.name] = t.shape;
-    CHECK(got == want);
-}
-
 TEST_CASE("matrices are stored (in, out), embeddings row by row without padding; larger ones read back as written") {
     const FlatState state(small_model, 1), large({.max_T = 3, .V = 129, .L = 1, .NH = 1, .C = 67}, 2);
     Tensors tensors = hf_tensors(state, "");
@@ -118,32 +99,23 @@ TEST_CASE("the prefix \"transformer.\", masks and a tied head change no weight, 
     }
 }
 
-TEST_CASE("BF16 and F16 files, and files that an index joins, are read exactly") {
-    const Tensors tensors = hf_tensors(FlatState(small_model, 4), "transformer.");
-    for (const std::string dtype : {"\"BF16\"", "\"F16\" "}) {
-        const TemporaryDirectory dir;
-        std::string map;
-        Tensors parts[2], values;
-        for (size_t i = 0; i < tensors.size(); i++) {
-            parts[i % 2].push_back(tensors[i]);
-            map += format("%s\"%s\":\"model-%d.safetensors\"", i ? "," : "", tensors[i].name.c_str(), int(i % 2));
-        }
-        write_bytes(dir / "config.json", "{}");
-        write_bytes(dir / "model.safetensors.index.json", "{\"weight_map\":{" + map + "}}");
-        for (int i : {0, 1}) {
-            const std::string path = dir / format("model-%d.safetensors", i);
-            write_model(path, parts[i], "BF16");
-            std::string bytes = read_bytes(path);  // as F16 the same bits have other values, which are finite too
-            for (size_t at = 0; (at = bytes.find("\"BF16\"", at)) != std::string::npos; at++)
-                bytes.replace(at, 6, dtype);
-            write_bytes(path, bytes);
-            for (const NamedTensor& t : read_model(path)) values.push_back(t);
-        }
-        FlatState want(small_model, 0), got(small_model, 0);
-        CHECK(load(want, values) == "");
-        load_weights(dir.path, got.layout, got.writer());
-        CHECK(same_tensors(got, want, false));
+TEST_CASE("BF16 files that an index joins are read exactly") {
+    FlatState state(small_model, 4), got(small_model, 0);
+    for (float& x : state.weights) x = float(bf16(x));
+    const TemporaryDirectory dir;
+    std::string map;
+    Tensors parts[2];
+    int i = 0;
+    for (const NamedTensor& t : hf_tensors(state, "transformer.")) {
+        parts[i].push_back(t);
+        map += format("%s\"%s\":\"model-%d.safetensors\"", map.empty() ? "" : ",", t.name.c_str(), i);
+        i = 1 - i;
     }
+    for (int part : {0, 1}) write_model(dir / format("model-%d.safetensors", part), parts[part], "BF16");
+    write_bytes(dir / "config.json", "{}");
+    write_bytes(dir / "model.safetensors.index.json", "{\"weight_map\":{" + map + "}}");
+    load_weights(dir.path, got.layout, got.writer());
+    CHECK(same_tensors(got, state, false));
 }
 
 TEST_CASE("a tensor that is missing, unknown, of another shape or not finite is refused, and the message names it") {
@@ -211,8 +183,6 @@ TEST_CASE("a config.json reads back as it was written; an end-of-text token that
         const std::string id = "\"eos_token_id\": " + (end_of_text < 7 ? format("%d", end_of_text) : "null");
         CHECK(contains(text, id));
         CHECK(contains(hf_generation_config_json(config), id));
-        for (const char* line : {"\"GPT2LMHeadModel\"", "\"model_type\": \"gpt2\"", "\"torch_dtype\": \"float32\""})
-            CHECK(contains(text, line));
     }
 }
 

@@ -33,6 +33,11 @@ static std::string a_tensor(const std::string& dtype, const std::string& shape, 
     return R"({"a":{"dtype":)" + dtype + R"(,"shape":)" + shape + R"(,"data_offsets":)" + offsets + "}}";
 }
 
+static std::string two(const std::string& a, const std::string& b) {  // two tensors of U8 at these offsets
+    const std::string rest = R"(":{"dtype":"U8","shape":[2],"data_offsets":)";
+    return R"({"a)" + rest + a + R"(},"b)" + rest + b + "}}";
+}
+
 static const std::string f32 = R"("F32")";
 
 static TensorInfo tensor(const char* name, const char* dtype, std::vector<int64_t> shape) {
@@ -108,11 +113,10 @@ TEST_CASE("every F16 value is read exactly") {
     int wrong = 0;
     for (uint32_t i = 0; i < 65536; i++) {
         const int exponent = int(i >> 10 & 31), mantissa = int(i & 1023);
-        double want = exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(1024 + mantissa, exponent - 25);
+        float want = std::ldexp(float(exponent ? 1024 + mantissa : mantissa), std::max(exponent, 1) - 25);
         if (exponent == 31) want = mantissa ? NAN : INFINITY;
-        const bool negative = i & 0x8000, is_nan = std::isnan(want);
-        wrong += is_nan ? !std::isnan(got[i])
-                        : double(got[i]) != (negative ? -want : want) || std::signbit(got[i]) != negative;
+        const bool same = std::isnan(want) ? std::isnan(got[i]) : std::fabs(got[i]) == want;
+        wrong += !same || (!std::isnan(want) && std::signbit(got[i]) != (i >> 15));
     }
     CHECK(wrong == 0);
 }
@@ -125,11 +129,8 @@ TEST_CASE("every header that the reference implementation accepts is accepted") 
         {a_tensor(f32, "[]", "[0,4]"), 4},
         {a_tensor(f32, "[0,3]", "[0,0]"), 0},
         {a_tensor(R"("F4")", "[4]", "[0,2]"), 2},
-        {R"({"b":{"dtype":"I64","shape":[1],"data_offsets":[4,12]},)"  // in any order
-         R"("a":{"data_offsets":[0,4],"shape":[4],"dtype":"BOOL"}})",
-         12},
+        {two("[2,4]", "[0,2]"), 4},  // in any order
         {a_tensor(R"("U8","more":{"dtype":[1,{"x":null}],"y":-1.5})", "[1]", "[0,1]"), 1},
-        {"{\"\xc3\xa9\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1},
     };
     for (const auto& [header, data_bytes] : cases) {
         CAPTURE(header);
@@ -166,27 +167,21 @@ TEST_CASE("a header that is not JSON, or has a missing field or one of a wrong t
                     {a_tensor(f32, "[1]", "[0]"), "[begin, end]"},
                     {a_tensor(f32, "[1]", "[0,4,4]"), "[begin, end]"},
                     {R"({"a":{"shape":[1],"data_offsets":[0,4]}})", "is missing"},
-                    {R"({"a":{"dtype":"F32","data_offsets":[0,4]}})", "is missing"},
-                    {R"({"a":{"dtype":"F32","shape":[1]}})", "is missing"},
                     {R"({"a\u001b[31m":5})", "\"a\\x1b[31m\""}});  // no escape codes in the message
 }
 
 TEST_CASE("a tensor whose size or place does not fit the data is refused") {
-    const auto two = [](const std::string& b, const std::string& offsets) {  // two tensors of U8
-        const std::string rest = R"(":{"dtype":"U8","shape":[2],"data_offsets":)";
-        return R"({"a)" + rest + R"([0,2]},")" + b + rest + offsets + "}}";
-    };
     check_refusals({
         {a_tensor(R"("F33")", "[1]", "[0,4]"), "unknown dtype \"F33\""},
         {a_tensor(f32, "[2]", "[0,4]"), "is F32 [2], but 4 bytes long"},
         {a_tensor(R"("F4")", "[3]", "[0,4]"), "is F4 [3], but 4 bytes long"},
         {a_tensor(f32, "[1]", "[4,0]"), "bytes 4 to 0"},
         {a_tensor(f32, "[1]", "[0,4]"), "describes 4 bytes of data, the file has 5", 5},
-        {a_tensor(f32, "[1]", "[0,4]"), "describes 4 bytes of data, the file has 3", 3},
         {a_tensor(f32, "[1]", "[1,5]"), "the tensor before it ends at 0", 5},
-        {two("b", "[3,5]"), "the tensor before it ends at 2", 5},
-        {two("b", "[1,3]"), "the tensor before it ends at 2", 3},
-        {two("a", "[2,4]"), "the tensor before it ends at 0"},  // the second "a" replaces the first
+        {two("[0,2]", "[3,5]"), "the tensor before it ends at 2", 5},
+        {two("[0,2]", "[1,3]"), "the tensor before it ends at 2", 3},
+        {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"a":{"dtype":"U8","shape":[2],"data_offsets":[2,4]}})",
+         "the tensor before it ends at 0"},  // the second "a" replaces the first
         // Products and sums must not wrap around to the right value.
         {a_tensor(f32, "[4611686018427387905]", "[0,4]"), "but 4 bytes long"},
         {a_tensor(f32, "[4294967296,4294967296,1]", "[0,0]"), "but 0 bytes long", 0},
@@ -200,15 +195,6 @@ TEST_CASE("an impossible header length is refused before memory of that size is 
         const std::string bytes = std::string(reinterpret_cast<const char*>(&length), 8) + "{}";
         CHECK(contains(refusal_of(bytes), "header of " + std::to_string(length)));
     }
-}
-
-TEST_CASE("a tensor of another dtype can be listed, but not read") {
-    const TemporaryDirectory dir;
-    write_bytes(dir / "x", file_bytes(a_tensor(R"("I32")", "[1]", "[0,4]"), "abcd"));
-    const Safetensors file = open_safetensors(dir / "x");
-    CHECK(to_string(*file.find("a")) == "I32 [1]");
-    float out[1];
-    CHECK(contains(refusal([&] { file.read(out, *file.find("a")); }), "a is I32; only F32"));
 }
 
 TEST_CASE("an index joins files, and one that names wrong tensors or files outside of its directory is refused") {
@@ -237,6 +223,9 @@ TEST_CASE("an index joins files, and one that names wrong tensors or files outsi
     CHECK(code(R"({"weight_map":{"a":"link.safetensors"}})") == 0);
     CHECK(code(R"({"weight_map":{"a":"missing.safetensors"}})") == EXIT_NO_INPUT);
     CHECK(exit_code_of([&] { open_safetensors(dir / "none"); }) == EXIT_NO_INPUT);
+    write_bytes(index, file_bytes(a_tensor(R"("I32")", "[1]", "[0,4]"), "abcd"));
+    const Safetensors integers = open_safetensors(index);  // can be listed, but not read
+    CHECK(contains(refusal([&] { integers.read(&a, *integers.find("a")); }), "a is I32; only F32"));
     const std::string outside = "\"" + (dir / "outside.safetensors") + "\"";
     for (const char* value : {R"("../outside.safetensors")", outside.c_str(), R"("one.safetensors\u0000.txt")", "1"}) {
         CAPTURE(value);
