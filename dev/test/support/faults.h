@@ -11,16 +11,14 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/uio.h>
 #include <sys/user.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <climits>
-#include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <string>
 #include <system_error>
@@ -46,36 +44,50 @@ inline int child_result(const std::function<int()>& f) {
     }
 }
 
+inline int exit_code_of_status(int status) { return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status); }
+
 // Runs f in a child process. Returns the exit code: child_result, or 128 + the signal that ended the child.
 inline int in_child(const std::function<int()>& f) {
     const pid_t child = fork();
     if (child == 0) _exit(child_result(f));
-    if (child < 0) return CHILD_SKIPPED;
     int status = 0;
-    waitpid(child, &status, 0);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    return waitpid(child, &status, 0) < 0 ? CHILD_SKIPPED : exit_code_of_status(status);
 }
 
-// In the child: becomes a user to whom permissions apply, and makes this user the owner of `dir` and its contents.
-// Returns false where that is not permitted.
-inline bool become_ordinary(const std::string& dir) {
-    if (geteuid() != 0) return true;
-    const uid_t nobody = 65534;
-    bool owns = chown(dir.c_str(), nobody, nobody) == 0;
-    for (const auto& entry : std::filesystem::recursive_directory_iterator(dir))
-        owns = lchown(entry.path().c_str(), nobody, nobody) == 0 && owns;
-    return owns && setgroups(0, nullptr) == 0 && setgid(nobody) == 0 && setuid(nobody) == 0 &&
-           access(dir.c_str(), R_OK | W_OK | X_OK) == 0;
-}
-
-// Runs f in a child process, as a user to whom permissions apply and who owns `dir`. f returns the number of the failed
-// check, or 0. Where the user cannot be changed the case is skipped, and the result is 0.
-inline int as_ordinary_user(const std::string& dir, const std::function<int()>& f) {
-    const int code = in_child([&] { return become_ordinary(dir) ? f() : CHILD_SKIPPED; });
-    for (const auto& entry : std::filesystem::recursive_directory_iterator(dir))  // so that it can be removed
-        if (entry.is_directory()) std::filesystem::permissions(entry.path(), std::filesystem::perms::owner_all);
-    if (code == CHILD_SKIPPED) skip_case("becoming an ordinary user is not permitted here");
+// Runs f in a child process, where `set_up` changes what f may do. f returns the number of the failed check, or 0.
+// Where set_up returns false the case is skipped, and the result is 0.
+inline int in_changed_child(const char* change, const std::function<bool()>& set_up, const std::function<int()>& f) {
+    const int code = in_child([&] { return set_up() ? f() : CHILD_SKIPPED; });
+    if (code == CHILD_SKIPPED) skip_case(std::string(change) + " is not permitted here");
     return code == CHILD_SKIPPED ? 0 : code;
+}
+
+// f runs as a user to whom permissions apply, and who owns `dir` and its contents.
+inline int as_ordinary_user(const std::string& dir, const std::function<int()>& f) {
+    namespace fs = std::filesystem;
+    const auto become_ordinary = [&] {
+        const uid_t nobody = 65534;
+        if (geteuid() != 0) return true;
+        bool owns = chown(dir.c_str(), nobody, nobody) == 0;
+        for (const auto& entry : fs::recursive_directory_iterator(dir))
+            owns = lchown(entry.path().c_str(), nobody, nobody) == 0 && owns;
+        return owns && setgroups(0, nullptr) == 0 && setgid(nobody) == 0 && setuid(nobody) == 0 &&
+               access(dir.c_str(), R_OK | W_OK | X_OK) == 0;
+    };
+    const int code = in_changed_child("becoming an ordinary user", become_ordinary, f);
+    for (const auto& entry : fs::recursive_directory_iterator(dir))  // so that it can be removed
+        if (entry.is_directory()) fs::permissions(entry.path(), fs::perms::owner_all);
+    return code;
+}
+
+// f sees a file system of the given size in place of `dir`.
+inline int on_small_disk(const std::string& dir, const char* size, const std::function<int()>& f) {
+    const auto mount_it = [&] {
+        if (unshare(CLONE_NEWNS) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return false;
+        return mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+               mount("none", dir.c_str(), "tmpfs", 0, (std::string("size=") + size).c_str()) == 0;
+    };
+    return in_changed_child("mounting a small disk", mount_it, f);
 }
 
 // In the child: limits the size of every file that it writes.
@@ -83,21 +95,6 @@ inline void limit_file_size(int64_t bytes) {
     signal(SIGXFSZ, SIG_IGN);  // write() then fails with EFBIG
     const rlimit limit{rlim_t(bytes), rlim_t(bytes)};
     setrlimit(RLIMIT_FSIZE, &limit);
-}
-
-// In the child: mounts a file system of the given size on dir. Returns false where mounting is not permitted.
-inline bool mount_small_disk(const std::string& dir, const char* size) {
-    if (unshare(CLONE_NEWNS) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return false;
-    return mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
-           mount("none", dir.c_str(), "tmpfs", 0, (std::string("size=") + size).c_str()) == 0;
-}
-
-// Runs f in a child process that sees a file system of the given size in place of dir. f returns the number of the
-// failed check, 0, or CHILD_SKIPPED. Where mounting is not permitted the case is skipped, and the result is 0.
-inline int on_small_disk(const std::string& dir, const char* size, const std::function<int()>& f) {
-    const int code = in_child([&] { return mount_small_disk(dir, size) ? f() : CHILD_SKIPPED; });
-    if (code == CHILD_SKIPPED) skip_case("mounting a small disk is not permitted here");
-    return code == CHILD_SKIPPED ? 0 : code;
 }
 
 // Whether with_fault can interrupt the child at this system call on files. A kill between two changes of files leaves
@@ -128,32 +125,21 @@ struct FileChange {
 };
 
 #ifdef __x86_64__
-// The zero-terminated text at an address of the child.
-inline std::string child_text(pid_t child, unsigned long long at) {
-    std::string out(PATH_MAX, '\0');  // two pieces: a piece on an unmapped page is left out, not an error
-    const long page = 4096, first = std::min<long>(PATH_MAX, page - long(at % page));
-    iovec to = {out.data(), out.size()};
-    iovec from[2] = {{reinterpret_cast<void*>(at), size_t(first)},
-                     {reinterpret_cast<void*>(at + first), size_t(PATH_MAX - first)}};
-    process_vm_readv(child, &to, 1, from, 2, 0);
-    return std::string(out.c_str());
-}
-
-// Where a link in the child's directory of /proc leads: "cwd", "fd/3".
-inline std::string child_link(pid_t child, const std::string& name) {
-    std::error_code ignored;
-    return std::filesystem::read_symlink("/proc/" + std::to_string(child) + "/" + name, ignored).string();
-}
-
 // Describes the system call that just returned. Returns false if it is none of FileChange's kinds. Relative paths of
 // the child become absolute.
 inline bool describe_change(pid_t child, const user_regs_struct& regs, FileChange& change) {
     using Register = unsigned long long;
     const Register call = regs.orig_rax, first = regs.rdi, second = regs.rsi, here = Register(AT_FDCWD);
-    const auto of_fd = [&](Register fd) { return child_link(child, "fd/" + std::to_string(int(fd))); };
+    const std::string proc = "/proc/" + std::to_string(child);
+    const auto of_fd = [&](Register fd) {
+        std::error_code ignored;
+        const std::string link = int(fd) == AT_FDCWD ? "/cwd" : "/fd/" + std::to_string(int(fd));
+        return std::filesystem::read_symlink(proc + link, ignored).string();
+    };
     const auto path_at = [&](Register fd, Register at) {
-        const std::filesystem::path folder = int(fd) == AT_FDCWD ? child_link(child, "cwd") : of_fd(fd);
-        return (folder / child_text(child, at)).lexically_normal().string();  // an absolute path replaces the folder
+        std::string text;
+        std::getline(std::ifstream(proc + "/mem", std::ios::binary).seekg(std::streamoff(at)), text, '\0');
+        return (std::filesystem::path(of_fd(fd)) / text).lexically_normal().string();  // text may be an absolute path
     };
     const auto is = [&](FileChange::Kind kind, const std::string& path, const std::string& to = "") {
         change = {kind, path, to};
@@ -179,7 +165,7 @@ inline bool describe_change(pid_t child, const user_regs_struct& regs, FileChang
 struct FaultResult {
     int code;      // exit code, as in_child returns it; CHILD_SKIPPED where ptrace is not permitted
     bool reached;  // f made an n-th call
-    std::string call;
+    long call;     // its number
 };
 
 // Runs f in a child process and replaces its n-th system call on files (from 0) by a fault: the child is killed
@@ -194,7 +180,7 @@ inline FaultResult with_fault(const std::function<int()>& f, int n, int error,
         raise(SIGSTOP);
         _exit(child_result(f));
     }
-    FaultResult result{CHILD_SKIPPED, false, ""};
+    FaultResult result{CHILD_SKIPPED, false, 0};
     if (child < 0) return result;  // kill(-1) would signal every process
     int status = 0, seen = 0;
     waitpid(child, &status, 0);
@@ -210,7 +196,7 @@ inline FaultResult with_fault(const std::function<int()>& f, int n, int error,
             ptrace(PTRACE_GETREGS, child, nullptr, &regs);
             const long number = long(regs.orig_rax);
             if (entry && is_file_call(number, error == 0) && seen++ == n) {
-                result.reached = true, result.call = std::to_string(number);
+                result.reached = true, result.call = number;
                 if (error == 0) kill(child, SIGKILL);
                 failing = error != 0;
                 if (failing) regs.orig_rax = ~0ull;
@@ -234,7 +220,7 @@ inline FaultResult with_fault(const std::function<int()>& f, int n, int error,
         ptrace(next, child, nullptr, own_stop ? 0 : WSTOPSIG(status));
         waitpid(child, &status, 0);
     }
-    result.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    result.code = exit_code_of_status(status);
     return result;
 }
 
