@@ -38,9 +38,7 @@ TEST_CASE("weights, moments and state are saved and loaded bit for bit, in fp32 
                                                  "vocab.json"});
         CHECK(list_directory(run.out) == Names{"latest", "step_005000"});
         CHECK(read_bytes(run.out + "/latest") == "step_005000\n");
-        const HFConfig config = read_hf_config(saved.dir);
-        CHECK(config.model == small_model);
-        CHECK(config.end_of_text == 6);
+        CHECK(read_hf_config(saved.dir).end_of_text == 6);
         const Safetensors model = open_safetensors(saved.dir + "/model.safetensors");
         CHECK(model.find("transformer.wte.weight")->dtype == (bf16_weights ? "BF16" : "F32"));
         CHECK(model.metadata.at("step") == "5000");
@@ -55,8 +53,7 @@ TEST_CASE("weights, moments and state are saved and loaded bit for bit, in fp32 
 }
 
 TEST_CASE_FIXTURE(Output, "a step that is saved again replaces the old one, even if that cannot be removed") {
-    const std::string first = out + "/step_000001";
-    save(save_options(out), 1);
+    const std::string first = save(save_options(out), 1).dir;
     save(save_options(out), trainer_state(1), 99);
     CHECK(list_directory(out) == Names{"latest", "step_000001"});
     CHECK(holds(first, 1, 99));
@@ -81,11 +78,8 @@ TEST_CASE_FIXTURE(Output, "saving an older step renames the later checkpoints to
 
 TEST_CASE_FIXTURE(Output, "leftovers of interrupted saves are removed, and all other files stay") {
     save(save_options(out), 1);
-    make_directories(out + "/step_000003.tmp");
-    write_bytes(out + "/step_000003.tmp/model.safetensors", "half");
-    write_bytes(out + "/latest.tmp", "half");
-    write_bytes(out + "/notes.tmp", "mine");
-    make_directories(out + "/step_old");
+    for (const char* name : {"/step_000003.tmp", "/step_old"}) make_directories(out + name);
+    for (const char* name : {"/step_000003.tmp/x", "/latest.tmp", "/notes.tmp"}) write_bytes(out + name, "half");
     CHECK(remove_leftovers(out).size() == 2);
     CHECK(list_directory(out) == Names{"latest", "notes.tmp", "step_000001", "step_old"});
 }
@@ -102,7 +96,7 @@ TEST_CASE_FIXTURE(Output, "links in the output make no save write or delete outs
             files[entry.path()] = entry.is_regular_file() ? read_bytes(entry.path()) : "";
         return files;
     };
-    const std::map<std::string, std::string> before = tree();
+    const auto before = tree();
     const auto plant = [&](const std::string& name, const std::string& target) {
         fs::remove_all(out + "/" + name);
         fs::create_symlink(outside + target, out + "/" + name);
@@ -170,16 +164,4 @@ TEST_CASE_FIXTURE(Output, "--keep-best keeps the checkpoint with the lowest vali
     CHECK(read_bytes(out + "/best") == "step_000008\n");
     write_changed_state(out + "/step_000008", [](nlohmann::json& state) { state.erase("val_step"); });
     CHECK(best_checkpoint(out) == "");  // of a version that did not store the step of the validation
-}
-
-TEST_CASE_FIXTURE(Output, "a save whose tensors cannot be read leaves no files") {
-    save(save_options(out), 1);
-    const FlatState state(small_model, 2);
-    const TensorView failing = [&](Slot slot, Param p, int l) {
-        if (slot == 2 && l == 1) fail(EXIT_INTERNAL, "the device is gone");
-        return state.view()(slot, p, l);
-    };
-    CHECK(refusal([&] { save_checkpoint(save_options(out), state.layout, failing, trainer_state(2)); }) ==
-          "1 the device is gone");
-    CHECK(list_directory(out) == Names{"latest", "step_000001"});
 }

@@ -65,12 +65,10 @@ TEST_CASE("inputs that are empty or not text are refused, and JSONL that is brok
         {"a.jsonl", "\n{\"text\": \"a\"\n",
          "a.jsonl:2: is not valid JSON: it ends in the middle of a value, after 12 bytes"},
         {"a.jsonl", "{\"text\": a}", "a.jsonl:1: is not valid JSON at byte 10 of 11"},
-        {"a.jsonl", "{\"text\": \"\xff\"}", "a.jsonl:1: is not valid JSON"},
         {"a.jsonl", "{\"body\": \"x\", \"n\": 1}",
          "has no text under the key \"text\" (--text-key); keys with text: body"},
         {"a.jsonl", R"({"text": "x", "a": 1e999})", "a number is out of range"},
         {"a.jsonl", R"({"text": "x", "a": )" + nested(100) + "}", "more than 100 lists and objects inside each other"},
-        {"a.jsonl", R"({"text": "x", "a": )" + nested(1000000) + "}", "inside each other"},
     };
     for (const auto& c : cases) {
         CAPTURE(c.name);
@@ -117,12 +115,11 @@ TEST_CASE("a second run with the same output is refused and changes nothing") {
     TokenizeRun run(Files{{"a.txt", "a"}});
     run.options.replace = true;
     make_directories(run.options.output);
-    const Texts names = {"train_000001.bin", "train_000001.bin.tmp"};
-    for (const std::string& name : names) write_bytes(run.out(name), "of the first");
+    write_bytes(run.out("train_000001.bin"), "of the first");
     {
         const FileLock first(run.out("run.lock"));
         check_refused(run, EXIT_CANNOT_CREATE, "out is in use by another run: pid");
-        for (const std::string& name : names) CHECK(read_bytes(run.out(name)) == "of the first");
+        CHECK(read_bytes(run.out("train_000001.bin")) == "of the first");
     }
     CHECK(run.train() == documents({"a"}));
     CHECK_FALSE(path_exists(run.out("run.lock")));
@@ -131,11 +128,8 @@ TEST_CASE("a second run with the same output is refused and changes nothing") {
 TEST_CASE("a full disk is an error, and leaves nothing of the run") {
     TokenizeRun run(Files{{"a.txt", prose(100000)}});
     run.options.shard_tokens = 1000, run.options.threads = 1;
-    const int code = in_child([&] {
-        limit_file_size(5000);  // the shards fit, but tokenizer.json does not
-        return tokenize(run.options);
-    });
-    CHECK(code == EXIT_IO);
+    // The shards fit, but tokenizer.json does not.
+    CHECK(in_child([&] { return limit_file_size(5000), tokenize(run.options); }) == EXIT_IO);
     CHECK(list_directory(run.options.output).empty());
 }
 
