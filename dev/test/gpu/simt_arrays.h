@@ -62,28 +62,23 @@ inline void two_streams(bool wait) {
     cudaStream_t first, second;
     cudaEvent_t event;
     cudaStreamCreate(&first), cudaStreamCreate(&second), cudaEventCreate(&event);
-    float* host;
-    cudaMallocHost(&host, 64 * sizeof(float));
-    for (int i = 0; i < 64; i++) host[i] = i;
     {
-        const Array<float> in(64), a(64), b(64);
+        const Array<float> in(floats(64, [](int i) { return i; })), a(64), b(64);
         for (int round = 0; round < 3; round++) {
-            cudaMemcpyAsync(in.data, host, 64 * sizeof(float), cudaMemcpyHostToDevice, first);
             simt::launch(add_kernel, 1, 64, 0, first, a.data, in.data, 1.0f);
             cudaEventRecord(event, first);
             if (wait) cudaStreamWaitEvent(second, event);
             simt::launch(add_kernel, 1, 64, 0, second, b.data, a.data, 1.0f);
             cudaEventRecord(event, second);
             cudaStreamWaitEvent(first, event);
-            cudaMemcpyAsync(host, b.data, 64 * sizeof(float), cudaMemcpyDeviceToHost, first);
+            cudaMemcpyAsync(in.data, b.data, 64 * sizeof(float), cudaMemcpyDeviceToDevice, first);
         }
-        cudaStreamSynchronize(first);
+        const std::vector<float> result = in.host();
+        for (int i = 0; i < 64; i++)
+            if (result[size_t(i)] != float(i + 6)) {
+                fprintf(stderr, "wrong result\n");
+                exit(3);
+            }
     }
-    for (int i = 0; i < 64; i++)
-        if (host[i] != i + 6) {
-            fprintf(stderr, "wrong result\n");
-            exit(3);
-        }
-    cudaFreeHost(host);
     cudaStreamDestroy(first), cudaStreamDestroy(second), cudaEventDestroy(event);
 }
