@@ -70,12 +70,8 @@ class DeviceCopies {
     const T* argument(const Tensor<T>& tensor) {
         return static_cast<T*>(copy(tensor.data(), tensor.buffer.bytes(), false));
     }
-    template <class T>
-    T* argument(Tensor<T>* tensor) {
-        return tensor ? argument(*tensor) : nullptr;
-    }
-    template <class T>
-    const T* argument(const Tensor<T>* tensor) {
+    template <class X>
+    auto argument(X* tensor) {
         return tensor ? argument(*tensor) : nullptr;
     }
     template <class T>

@@ -3,6 +3,14 @@
 #include "cuda/simt.h"
 #include "support/test.h"
 
+#ifdef SIMT_EMULATOR
+constexpr bool emulated = true;
+inline void set_fused_epilogues(bool there) { simt::config.fused_epilogues = there; }
+#else
+constexpr bool emulated = false;
+inline void set_fused_epilogues(bool) {}  // the GPU's library decides
+#endif
+
 inline void check_cuda(cudaError_t error) {
     if (error != cudaSuccess) fail(EXIT_INTERNAL, "CUDA: %s", cudaGetErrorString(error));
 }

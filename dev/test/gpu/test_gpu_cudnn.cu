@@ -7,10 +7,6 @@
 #include "cuda/attention.cuh"
 #include "cuda/autotune.h"
 #include "gpu/on_gpu.h"
-#ifdef SIMT_EMULATOR
-#include "cuda/cudnn_plan.h"
-#endif
-
 struct Shape {
     int B, T, NH, HS;
     int C() const { return NH * HS; }
@@ -25,12 +21,6 @@ struct Outputs {
           dqkv(poisoned<bf16>(s.tokens() * 3 * s.C())),
           lse(poisoned<float>(s.tokens() * s.NH)) {}
 };
-
-#ifdef SIMT_EMULATOR
-constexpr bool emulated = true;  // dev/simt/cudnn.cpp: slow, and tests the graphs but no engine of cuDNN
-#else
-constexpr bool emulated = false;
-#endif
 
 static bool is_built_in() {
     setenv("SIMT_CUDNN", "1", 1);
@@ -85,9 +75,9 @@ static Tensor<T> sequence(const Tensor<T>& all, Shape s, int b, int width) {
 }
 
 // The tolerances are as in test_gpu_attention.cu on tensor cores: attention weights and their gradients are rounded to
-// bf16 as operands. In addition, backward reads cuDNN's out here, as in training, instead of the definition's. The two
-// differ by up to half a bf16 step. This changes row_sums by about sqrt(HS) / 2 steps, and the gradients, which are
-// divided by sqrt(HS), by half a step more.
+// bf16 as operands. In addition, backward reads cuDNN's out, as in training, which differs from the definition's by up
+// to half a bf16 step. This changes row_sums by about sqrt(HS) / 2 steps, and the gradients, which are divided by
+// sqrt(HS), by half a step more.
 static void compare_sequence(const Outputs& got, const Tensor<bf16>& qkv, const Tensor<bf16>& dout, Shape s, int b) {
     CAPTURE(b);
     const Shape one{1, s.T, s.NH, s.HS};
@@ -105,32 +95,22 @@ static void compare_sequence(const Outputs& got, const Tensor<bf16>& qkv, const 
 }
 
 static void compare(Shape s, bool deterministic, std::initializer_list<int> sequences, int64_t part_bytes = 256 << 20) {
-    CAPTURE(s.B);
-    CAPTURE(s.T);
-    CAPTURE(s.NH);
-    CAPTURE(s.HS);
-    CAPTURE(deterministic);
+    INFO("B ", s.B, " T ", s.T, " NH ", s.NH, " HS ", s.HS, " deterministic ", deterministic);
     prepare(s, deterministic, part_bytes);
     auto qkv = random_tensor<bf16>(s.tokens() * 3 * s.C(), 1), dout = random_tensor<bf16>(s.tokens() * s.C(), 2);
     const Outputs got = computed(s, qkv, dout, true);
     for (const int b : sequences) compare_sequence(got, qkv, dout, s, b);
 }
 
-TEST_CASE("cuDNN's attention with GPT-2's heads agrees with the definition") {
-    if (!is_built_in()) return;
-    for (const bool deterministic : {true, false}) {
-        compare({2, 256, 3, 64}, deterministic, {0, 1});
-        if (emulated) continue;
-        compare({1, 1024, 12, 64}, deterministic, {0});
-        compare({2, 1024, 5, 64}, deterministic, {1});
-    }
-}
-
-TEST_CASE("cuDNN's attention at awkward lengths and with heads of 128 agrees with the definition") {
+TEST_CASE("cuDNN's attention with GPT-2's heads, and with heads of 128, agrees with the definition at any length") {
     if (!is_built_in()) return;
     for (const bool deterministic : {true, false}) {
         for (const int T : {7, 17, 63, 64, 65, 100, 127, 128, 129, 200}) compare({3, T, 2, 64}, deterministic, {0, 2});
         compare({2, 130, 3, 128}, deterministic, {0, 1});
+        compare({2, 256, 3, 64}, deterministic, {0, 1});
+        if (emulated) continue;
+        compare({1, 1024, 12, 64}, deterministic, {0});
+        compare({2, 1024, 5, 64}, deterministic, {1});
     }
 }
 
@@ -140,8 +120,8 @@ TEST_CASE("backward for one token uses kernels of ours, and forward uses cuDNN")
     const Shape s{3, 1, 2, 64};
     const std::string line = gpu::prepare_attention<bf16>(s.B, s.T, s.NH, s.HS, true);
     CHECK(line.starts_with("cuDNN "));
-    CHECK(line.ends_with(
-        "; backward kernels of ours: cuDNN has no engine for this shape on this GPU: backward for one token"));
+    CHECK(line.find("; backward kernels of ours: ") != std::string::npos);
+    CHECK(line.ends_with("backward for one token"));
     auto qkv = random_tensor<bf16>(s.tokens() * 3 * s.C(), 1), dout = random_tensor<bf16>(s.tokens() * s.C(), 2);
     const Outputs got = computed(s, qkv, dout, false);
     for (const int b : {0, 1, 2}) compare_sequence(got, qkv, dout, s, b);
@@ -161,7 +141,6 @@ TEST_CASE("deterministic backward processes a micro-batch in parts and agrees wi
     const std::string line = gpu::prepare_attention<bf16>(many.B, many.T, many.NH, many.HS, true);
     CHECK(line.find(format("%d of %d sequences at a time", ceil_div(many.B, 2), many.B)) != std::string::npos);
     compare({9, 75, 1, 64}, true, {0, 3, 4, 8}, 1);  // parts of 4 sequences, so that each part's lse is aligned
-    compare({3, 64, 1, 64}, true, {0, 1, 2}, 1);
     if (!emulated) compare({9, 1024, 16, 64}, true, {0, 4, 5, 8});  // parts of 5 and 4: dS has 32 MiB a sequence
 }
 
@@ -171,17 +150,8 @@ static void expect_same_bits(const Outputs& a, const Outputs& b) {
     CHECK(memcmp(a.dqkv.data(), b.dqkv.data(), size_t(a.dqkv.buffer.bytes())) == 0);
 }
 
-TEST_CASE("deterministic attention by cuDNN gives the same bits in every run") {
-    if (!is_built_in()) return;
-    const Shape s = emulated ? Shape{2, 100, 3, 64} : Shape{4, 1000, 12, 64};
-    prepare(s, true);
-    auto qkv = random_tensor<bf16>(s.tokens() * 3 * s.C(), 1), dout = random_tensor<bf16>(s.tokens() * s.C(), 2);
-    const Outputs first = computed(s, qkv, dout, true);
-    for (int again = 0; again < 3; again++) expect_same_bits(first, computed(s, qkv, dout, again == 0));
-}
-
 // Engines by number, as cuDNN 9.15 to 9.28 have them. Where a candidate has another engine, the first candidate runs.
-TEST_CASE("each candidate for deterministic attention by cuDNN gives the same bits in every run") {
+TEST_CASE("deterministic attention by cuDNN, with any of its candidates, gives the same bits in every run") {
     if (!is_built_in()) return;
     const Shape s = emulated ? Shape{1, 100, 2, 64} : Shape{4, 999, 12, 64};
     prepare(s, true);
@@ -199,29 +169,9 @@ TEST_CASE("each candidate for deterministic attention by cuDNN gives the same bi
             for (auto& [key, choice] : choices) choice = format("%d engine %d", plan, engine);
             gpu::load_algorithms(choices);
             const Outputs first = computed(s, qkv, dout, true);
-            for (int again = 0; again < 3; again++) expect_same_bits(first, computed(s, qkv, dout, true));
+            for (int again = 0; again < 3; again++) expect_same_bits(first, computed(s, qkv, dout, again == 0));
         }
     gpu::load_algorithms({});
-}
-
-// With equal keys, out is the mean of the values that the query attends to, and lse the natural logarithm of their
-// number.
-TEST_CASE("with equal keys cuDNN's attention averages all earlier values and no later ones") {
-    if (!is_built_in()) return;
-    const int T = 200, C = 64;
-    prepare({1, T, 1, C}, true);
-    auto qkv = filled<bf16>(T * 3 * C, 0.0f), out = poisoned<bf16>(T * C);
-    auto lse = poisoned<float>(T);
-    for (int t = 0; t < T; t++)
-        for (int i = 0; i < C; i++) qkv[t * 3 * C + 2 * C + i] = bf16(float(t));
-    OnGpu<bf16> x(qkv), y(out);
-    OnGpu<float> l(lse);
-    gpu::attention_forward<bf16>(y, l, x, 1, T, 1, C, nullptr);
-    y.back(), l.back();
-    for (int t = 0; t < T; t++) {
-        CHECK(std::fabs(lse[t] - std::log(float(t + 1))) <= 16 * epsilon<float>());
-        CHECK(std::fabs(float(out[t * C + t % C]) - float(t) / 2) <= 2 * epsilon<bf16>() * float(t) / 2 + 1e-5f);
-    }
 }
 
 TEST_CASE("timed plans agree with the definition, and a stored choice is used again") {
@@ -242,8 +192,7 @@ TEST_CASE("timed plans agree with the definition, and a stored choice is used ag
     }
 
     // If there is a choice, nothing is timed again, even if cuDNN no longer offers the chosen plan.
-    for (const char* chosen :
-         {"2 engine 14", "3 engine 6", "0 engine 10", "3 engine 99", "no plan", "18446744073709551615 engine 14"}) {
+    for (const char* chosen : {"2 engine 14", "3 engine 99", "no plan", "18446744073709551615 engine 14"}) {
         CAPTURE(chosen);
         for (auto& [shape, choice] : choices) choice = chosen;
         gpu::load_algorithms(choices);
@@ -252,48 +201,6 @@ TEST_CASE("timed plans agree with the definition, and a stored choice is used ag
     }
     gpu::load_algorithms({});
 }
-
-#ifdef SIMT_EMULATOR
-// The emulator's cuDNN has one such configuration for compute capability 10.0 and another for 9.0.
-TEST_CASE("deterministic backward takes a configuration that the heuristics do not propose, where cuDNN has it") {
-    if (!is_built_in()) return;
-    const auto as_it_was = simt::config;
-    const auto backward_choice = [](int compute_capability, Shape s) {
-        simt::config.compute_capability = compute_capability;
-        compare(s, true, {0, 1});  // with the first plan
-        gpu::load_algorithms({});
-        device_time_algorithms(true);
-        compare(s, true, {0, 1});
-        device_time_algorithms(false);
-        for (const auto& [key, choice] : gpu::algorithms())
-            if (key.find("backward, deterministic") != std::string::npos) return choice;
-        return std::string("none");
-    };
-    CHECK(backward_choice(100, {2, 110, 2, 64}) == "0 engine 5 2.0000 ms, first 2.0000 ms");  // tried first
-    CHECK(backward_choice(90, {2, 111, 2, 64}) == "3 engine 6 2.0000 ms, first 5.0000 ms");   // tried last
-    CHECK(backward_choice(80, {2, 112, 2, 64}) == "2 engine 14 3.0000 ms, first 5.0000 ms");
-    CHECK(backward_choice(100, {2, 64, 1, 136}) == "2 engine 14 3.0000 ms, first 5.0000 ms");  // too many channels
-    gpu::load_algorithms({});
-    simt::config = as_it_was;
-}
-
-TEST_CASE("the emulator's cuDNN executes no plan and no variant pack that is not finalized") {
-    if (!is_built_in()) return;
-    cudnnHandle_t handle;
-    REQUIRE(cudnnCreate(&handle) == CUDNN_STATUS_SUCCESS);
-    const gpu::CudnnPlans made = gpu::plan_attention(gpu::AttentionPass::forward, {1, 64, 1, 64}, {handle, ""}, 1);
-    REQUIRE(made.plans.size() == 1);
-    const gpu::Descriptor plan(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR), pack(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
-    const auto refusal = [&](cudnnBackendDescriptor_t executed) {
-        char text[100] = "";
-        CHECK(cudnnBackendExecute(handle, executed, pack.handle) == CUDNN_STATUS_BAD_PARAM);
-        cudnnGetLastErrorString(text, sizeof(text));
-        return std::string(text);
-    };
-    CHECK(refusal(plan.handle) == "the plan is not finalized");
-    CHECK(refusal(made.plans[0].plan.handle) == "the variant pack is not finalized");
-}
-#endif
 
 TEST_CASE("our own kernels run shapes that were not prepared, and everything where cuDNN is turned off") {
     if (!is_built_in()) return;

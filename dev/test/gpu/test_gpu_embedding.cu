@@ -35,17 +35,15 @@ TEST_CASE_TEMPLATE("embeddings with a vocabulary of one token agree with the def
     compare<floatX>({1, 32 * 66, 8, 1});
 }
 
-// The rows of the tokens begin and end at different positions of a chunk.
-TEST_CASE("embeddings agree with the definition, however often a token occurs") {
-    token_counts<float>(gpu_backend, Sums::in_any_order);
-}
-
-TEST_CASE("two runs of embedding_backward have the same bits") {
+TEST_CASE("embeddings agree with the definition, however often a token occurs, and two runs have the same bits") {
+    token_counts<float>(gpu_backend, Sums::in_any_order);  // rows that begin and end at any position of a chunk
     same_bits_twice<bf16>(gpu_backend, {2, 600, 264, 40});
 }
 
-TEST_CASE_TEMPLATE("embeddings of token and position are added, and gradients accumulate", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("token and position are added, gradients accumulate, and a NaN reaches its own only", floatX, float,
+                   bf16) {
     known_sums<floatX>(gpu_backend, 8);
+    nan_in_dout<floatX>(gpu_backend);
 }
 
 TEST_CASE_TEMPLATE("embeddings of vocabulary shards agree with the whole vocabulary's", floatX, float, bf16) {
@@ -77,10 +75,6 @@ TEST_CASE("sort_by_token sorts rows by token and keeps the order of a token's ro
             for (int n = 0; n < N; n++) wrong += got[n].token != want[n].token || got[n].n != want[n].n;
             CHECK(wrong == 0);
         }
-}
-
-TEST_CASE_TEMPLATE("a NaN reaches the gradient of its token and of its position, and no others", floatX, float, bf16) {
-    nan_in_dout<floatX>(gpu_backend);
 }
 
 TEST_CASE("embeddings of no rows, too many rows, ragged rows or impossible shards are refused") {

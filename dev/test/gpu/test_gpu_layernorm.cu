@@ -23,15 +23,9 @@ TEST_CASE_TEMPLATE("LayerNorm of numbers far from zero agrees with the definitio
     for (const float offset : {30.0f, 1000.0f}) compare_forward<floatX>(gpu_backend, 9, 768, offset);
 }
 
-TEST_CASE_TEMPLATE("LayerNorm gives a row zero mean and unit variance", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("LayerNorm of a known row, a constant row, and a row with a NaN", floatX, float, bf16) {
     known_row<floatX>(gpu_backend, 8);
-}
-
-TEST_CASE_TEMPLATE("LayerNorm of a constant row is the bias", floatX, float, bf16) {
     constant_row<floatX>(gpu_backend, 24);
-}
-
-TEST_CASE_TEMPLATE("a NaN in the input of LayerNorm reaches its row and no other", floatX, float, bf16) {
     nan_in_a_row<floatX>(gpu_backend, 40);
 }
 
@@ -78,9 +72,6 @@ TEST_CASE("LayerNorm refuses rows that are not a multiple of 16 bytes, and rows 
     CHECK_THROWS_WITH_AS(
         gpu::layernorm_forward<bf16>(none, nullptr, nullptr, nullptr, none, none, none, 4, 100, nullptr),
         doctest::Contains("100 channels must be a multiple of 8, at most 5120"), Error);
-    CHECK_THROWS_WITH_AS(
-        gpu::layernorm_forward<bf16>(none, nullptr, nullptr, nullptr, none, none, none, 4, 5128, nullptr),
-        doctest::Contains("5128 channels must be a multiple of 8, at most 5120"), Error);
     CHECK_THROWS_WITH_AS(gpu::layernorm_backward<bf16>(none, nullptr, nullptr, nullptr, nullptr, none, none, none,
                                                        nullptr, nullptr, none, 4, 5128, nullptr),
                          doctest::Contains("layernorm_backward: 5128 channels must be a multiple of 8, at most 5120"),

@@ -59,11 +59,8 @@ TEST_CASE("GELU is its formula in double, and finite for any finite input") {
     gelu_cases::huge_inputs(gpu_backend);
 }
 
-TEST_CASE_TEMPLATE("GELU has known values at chosen points", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("GELU has known values at chosen points, dinp may be dout, and NaN stays NaN", floatX, float, bf16) {
     gelu_cases::known_points<floatX>(gpu_backend);
-}
-
-TEST_CASE_TEMPLATE("dinp of GELU may be dout, and NaN stays NaN", floatX, float, bf16) {
     gelu_cases::in_place_with_nan<floatX>(gpu_backend);
 }
 
@@ -91,67 +88,39 @@ TEST_CASE("the sum of squares of any count agrees with the definition, and has t
         norm_cases::compare_squares(gpu_backend, count, 20.0f + std::sqrt(float(count) / 2048));
 }
 
-TEST_CASE("the sum of squares is infinite if it overflows, and NaN if an element is NaN") {
+TEST_CASE("sums of squares that overflow or have a NaN, and clip_factor") {
     norm_cases::known_squares(gpu_backend);
+    norm_cases::clip_factors(gpu_backend);
 }
 
-TEST_CASE("accumulate_gradients adds each gradient to its own sum") {
+TEST_CASE("gradients are accumulated, rounded to nearest and widened, and nothing is written past the end") {
     norm_cases::accumulated_gradients(gpu_backend, {64, 2048, 4096 + 64});
-    CHECK_THROWS_AS(gpu::accumulate_gradients(nullptr, nullptr, 7, nullptr), Error);
-}
-
-TEST_CASE("round_gradients rounds to nearest, widen_gradients is exact, and neither writes past the end") {
     norm_cases::converted_gradients(gpu_backend, {64, 4096, 8192 + 64});
+    CHECK_THROWS_AS(gpu::accumulate_gradients(nullptr, nullptr, 7, nullptr), Error);
     CHECK_THROWS_AS(gpu::round_gradients(nullptr, nullptr, 7, nullptr), Error);
     CHECK_THROWS_AS(gpu::widen_gradients(nullptr, nullptr, 7, nullptr), Error);
 }
-
-TEST_CASE("clip_factor limits the norm, and a NaN factor stays NaN") { norm_cases::clip_factors(gpu_backend); }
 
 // ---- AdamW
 
 constexpr int ADAMW_STEPS = 5;
 
-TEST_CASE_TEMPLATE("AdamW of any count and with any decayed part agrees with the definition", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("AdamW agrees with the definition, of any count, decayed part and range", floatX, float, bf16) {
     adamw_cases::awkward_counts<floatX>(gpu_backend, ADAMW_STEPS);  // less than a thread block, and several
-}
-
-TEST_CASE_TEMPLATE("AdamW of a range that begins in any bucket agrees with the definition", floatX, float, bf16) {
     adamw_cases::several_buckets<floatX>(gpu_backend, ADAMW_STEPS);
-}
-
-TEST_CASE_TEMPLATE("AdamW agrees with the formula of the paper in double", floatX, float, bf16) {
-    for (int first : {1, 1000}) adamw_cases::formula_in_double<floatX>(gpu_backend, first);
-}
-
-TEST_CASE_TEMPLATE("decay reaches the first elements of each bucket, wherever a call begins", floatX, float, bf16) {
     adamw_cases::decay_alone<floatX>(gpu_backend);
+    for (int first : {1, 1000}) adamw_cases::formula_in_double<floatX>(gpu_backend, first);
+    for (float value : {NAN, INFINITY}) adamw_cases::factor_not_finite<floatX>(gpu_backend, value);
 }
 
 TEST_CASE("without master weights the rounding depends on seed, step and element alone, however the range is cut") {
     adamw_cases::stochastic_rounding(gpu_backend, 6208, {1088});
-}
-
-TEST_CASE("steps, seeds and elements have independent random numbers") {
     adamw_cases::independent_draws(gpu_backend, 1 << 13);
 }
 
-TEST_CASE("one step of AdamW without master weights agrees with the definition") {
+TEST_CASE("AdamW without master weights agrees with the definition, and impossible steps are refused") {
     adamw_cases::one_step_without_masters(gpu_backend, 5056, {256, 192, 320, 128}, 64, 4);
-}
-
-TEST_CASE("without master weights the mean moves by steps that are lost in bf16") {
     adamw_cases::mean_of_small_steps(gpu_backend, 1 << 11);
-}
-
-TEST_CASE("without master weights a zero stays zero, and a NaN stays NaN") {
     adamw_cases::zeros_and_nan_without_masters(gpu_backend);
-}
-
-TEST_CASE_TEMPLATE("AdamW with a factor that is not finite changes nothing", floatX, float, bf16) {
-    for (float value : {NAN, INFINITY}) adamw_cases::factor_not_finite<floatX>(gpu_backend, value);
-}
-
-TEST_CASE("AdamW of no elements does nothing, and impossible steps are refused") {
     adamw_cases::no_elements_and_impossible_steps();
 }
