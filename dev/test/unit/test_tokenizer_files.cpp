@@ -95,7 +95,6 @@ static const struct {
     // Not JSON, or a setting that GPT-2 does not have.
     {"\"version\"", "version", "test: is not valid JSON"},
     {"\"model\"", "\"madel\"", "is not a tokenizer.json"},
-    {"\"merges\": [", "\"merges\": 7, \"x\": [", "is not a tokenizer.json"},
     {"\"normalizer\": null", "\"normalizer\": {\"type\": \"NFC\"}", "normalizer is {\"type\":\"NFC\"}; only null"},
     {"\"type\": \"ByteLevel\"", "\"type\": \"Metaspace\"", "only GPT-2's is supported"},
     {"\"add_prefix_space\": false", "\"add_prefix_space\": true", "only GPT-2's is supported"},
@@ -107,15 +106,12 @@ static const struct {
     // Ids or bytes that are not complete.
     {"\"!\": 0", "\"!\": -1", "token \"!\" has the id -1"},
     {"\"!\": 0", "\"!\": 1e300", "has the id 1e+300"},
-    {"\"!\": 0", "\"!\": \"0\"", "has the id \"0\""},
     {"\"!\": 0", "\"!\": 1", "two tokens have the id 1"},
     {"\"!\": 0", "\"!\": 300", "\"!\" has the id 300: ids must be 0 to 258 without a gap"},
-    {"\"!\": 0", "\"!!\": 0", "there is no token for the byte 33"},
     {"\"!\": 0", "\"! \": 0", "token 0, \"! \", has a character that stands for no byte"},
     // An added token that is not in the vocabulary.
     {"\"content\": \"<|endoftext|>\"", "\"content\": 7", "an added token has no content"},
     {"\"id\": 258", "\"id\": 257", "has the id 257, but the id 258 in the vocabulary"},
-    {"\"added_tokens\": [", "\"added_tokens\": 7, \"x\": [", "added_tokens is not a list"},
     {"\"added_tokens\": [", "\"added_tokens\": [{\"id\": 0, \"content\": \"!\"},", "no token for the byte 33"},
     // A merge that is not two tokens of the vocabulary, or occurs twice.
     {"\"a b\"", "\"a  b\"", "merge 1 is \"a  b\", not two tokens with a space between them"},
