@@ -69,19 +69,6 @@ TEST_CASE("training gives the merges of its definition, which counts all pairs a
     }
 }
 
-TEST_CASE("training does not depend on the order of texts, nor on how counts are split and added") {
-    Strings texts;
-    for (uint64_t i = 0; i < 60; i++)
-        texts.push_back(awkward_text(i, 200) + "a piece of more than sixteen: incomprehensibilities");
-    const Strings want = merged_tokens(train_bpe(count_pieces(texts), 700));
-    std::reverse(texts.begin(), texts.end());
-    CHECK(merged_tokens(train_bpe(count_pieces(texts), 700)) == want);
-    PieceCounts halves[2];
-    for (size_t i = 0; i < texts.size(); i++) halves[i % 2].add_text(texts[i]);
-    halves[0].add(halves[1]);
-    CHECK(merged_tokens(train_bpe(halves[0], 700)) == want);
-}
-
 // b + aa and ba + a both make "baa": two merges with one token id, so the 4 merges make 3 tokens.
 TEST_CASE("two merges that make the same bytes share a token") {
     const Tokenizer tokenizer = tokenizer_from_merges({{64, 64}, {65, 256}, {65, 64}, {258, 64}});

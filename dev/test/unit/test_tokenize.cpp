@@ -151,17 +151,6 @@ TEST_CASE("validation takes the end of each document above 64 KiB, and every k-t
     check_held_out({{"a.jsonl", lines}}, 0.25, train, val);
 }
 
-TEST_CASE("validation gets about the fraction that is asked for") {
-    std::string lines;
-    for (int i = 0; i < 1000; i++) lines += jsonl(std::string(40, 'a'));
-    for (double fraction : {0.01, 0.2, 0.5}) {
-        TokenizeRun run(Files{{"a.jsonl", lines}, {"b.txt", prose(100000)}});
-        run.options.val_fraction = fraction;
-        const double train = double(run.train().size()), val = double(run.tokens("val_").size());
-        CHECK(val / (train + val) == doctest::Approx(fraction).epsilon(0.02));  // to a line of prose and a document
-    }
-}
-
 TEST_CASE("tinyshakespeare split at blank lines gives llm.c's shards, byte for byte") {
     const std::string data = "../shared/data";
     if (!path_exists(data + "/gpt2-bpe") || !path_exists(data + "/tinyshakespeare"))
