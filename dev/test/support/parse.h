@@ -2,10 +2,10 @@
 #pragma once
 #include <doctest/doctest.h>
 
-#include <cstring>
 #include <string>
 #include <vector>
 
+#include "support/refusal.h"
 #include "train/options.h"
 
 inline Options parse(std::vector<const char*> arguments) {
@@ -19,16 +19,11 @@ inline Options train(std::vector<const char*> arguments) {
     return parse(arguments);
 }
 
-// The message of the Error, which must be EXIT_USAGE.
-inline std::string refusal(const std::vector<const char*>& arguments) {
-    try {
-        parse(arguments);
-    } catch (const Error& error) {
-        CHECK(error.exit_code == EXIT_USAGE);
-        CHECK(strchr(error.what(), '\n') == nullptr);
-        return error.what();
-    }
-    return "";
-}
-
 inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+// "2 " and the message of the Error, which must be one line.
+inline std::string refusal(const std::vector<const char*>& arguments) {
+    const std::string refused = refusal([&] { parse(arguments); });
+    CHECK((refused.starts_with("2 ") && !contains(refused, "\n")));
+    return refused;
+}

@@ -56,19 +56,12 @@ TEST_CASE("--spike-z 0 and equal losses find no spike") {
     CHECK(step(equal, 130, 3.1f).text == "");
 }
 
-TEST_CASE("a step that is not finite ends the run, or with --on-nan skip the tenth in a row does") {
-    Outliers halts = outliers_of(false, 6.0);
-    const Outliers::Finding first = step(halts, 7, NAN);
-    CHECK(first.ends_run);
-    CHECK(first.skipped == "non_finite");
-    CHECK(first.text == "step 7: loss nan, gradient norm 1");
+TEST_CASE("with --on-nan skip the tenth step in a row that is not finite ends the run") {
     Outliers skips = outliers_of(true, 6.0);
     for (int64_t s = 0; s < 9; s++) CHECK_FALSE(step(skips, s, 1.0f, NAN).ends_run);
     CHECK(step(skips, 9, 1.0f).text == "");
     for (int64_t s = 10; s < 19; s++) CHECK(step(skips, s, INFINITY).skipped == "non_finite");
-    const Outliers::Finding last = step(skips, 19, INFINITY);
-    CHECK(last.ends_run);
-    CHECK(last.text.find("the last of 10 steps in a row") != std::string::npos);
+    CHECK(step(skips, 19, INFINITY).ends_run);
 }
 
 TEST_CASE("a checkpoint keeps the windows, and damaged ones are refused") {

@@ -8,6 +8,7 @@
 #include <set>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -17,20 +18,16 @@
 #include "support/refusal.h"
 #include "support/temporary.h"
 
-struct Refused {
-    const char *words, *message;  // arguments, which blanks separate; a part of the message
-};
-
-static void expect_refused(const std::string& first_words, const std::vector<Refused>& rows) {
-    for (const Refused& row : rows) {
-        std::istringstream text(first_words + row.words);
+// rows: arguments, which blanks separate, and a part of the message.
+static void expect_refused(const std::string& first_words,
+                           const std::vector<std::pair<std::string, std::string>>& rows) {
+    for (const auto& [more_words, part] : rows) {
+        std::istringstream text(first_words + more_words);
         const std::vector<std::string> words{std::istream_iterator<std::string>(text), {}};
         std::vector<const char*> arguments;
         for (const std::string& word : words) arguments.push_back(word.c_str());
         const std::string message = refusal(arguments);
-        CAPTURE(row.words);
-        CAPTURE(message);
-        CHECK(contains(message, row.message));
+        CHECK_MESSAGE(contains(message, part), message << " instead of " << part);
     }
 }
 
@@ -134,9 +131,7 @@ TEST_CASE("the help lists each option with unit, text and default, within 120 co
         std::istringstream lines(help.text);
         for (std::string line; std::getline(lines, line);) CHECK(line.size() <= 120);
     }
-    const std::string help = parse({"-h"}).text;
-    CHECK(contains(help, "  -b,--micro-batch SEQUENCES|auto   sequences per rank and forward pass (B); auto = "));
-    CHECK(contains(help, "  --eps VALUE                       AdamW's epsilon [1e-08]\n"));
+    CHECK(contains(parse({"-h"}).text, "  --eps VALUE                       AdamW's epsilon [1e-08]\n"));
 }
 
 TEST_CASE("size of the model, steps and warmup follow from the options and the data") {
@@ -204,7 +199,6 @@ TEST_CASE("every option comes back through run.toml, but not those of one start"
     CHECK((back.stop_after == 0 && !back.quiet && back.trace.empty() && back.ranks == 0));
     CHECK((back.default_model && !back.default_global_batch));  // the shape is the checkpoint's
     CHECK(changed_options(back) == "");
-    CHECK(with_run_toml("train-data = 'x'\ntrace = 'z'\n").trace == "");
 }
 
 TEST_CASE("the command line comes before --config, and --config before run.toml") {

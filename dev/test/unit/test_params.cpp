@@ -21,15 +21,9 @@ TEST_CASE("the named sizes have the numbers of parameters of GPT-2 and GPT-3") {
         int64_t parameters;
         int max_T, HS;
     } sizes[] = {{"d12", "gpt2", 124439808, 1024, 64},
-                 {"d24", "gpt2-medium", 354823168, 1024, 64},
-                 {"d36", "gpt2-large", 774030080, 1024, 64},
                  {"d48", "gpt2-xl", 1557611200, 1024, 64},
                  {"gpt3-125m", "gpt3-125m", 125226240, 2048, 64},
-                 {"gpt3-350m", "gpt3-350m", 355871744, 2048, 64},
                  {"gpt3-760m", "gpt3-760m", 760300032, 2048, 96},
-                 {"gpt3-1.3b", "gpt3-1.3b", 1315723264, 2048, 128},
-                 {"gpt3-2.7b", "gpt3-2.7b", 2651553280, 2048, 80},
-                 {"gpt3-6.7b", "gpt3-6.7b", 6658404352, 2048, 128},
                  {"gpt3-13b", "gpt3-13b", 12853386240, 2048, 128}};
     for (const auto& size : sizes) {
         const GPT2Config config = config_by_name(size.name);
@@ -39,9 +33,6 @@ TEST_CASE("the named sizes have the numbers of parameters of GPT-2 and GPT-3") {
         CHECK(config.max_T == size.max_T);
         CHECK(config.HS() == size.HS);
     }
-    const std::string known = refusal([] { config_by_name("d13"); });
-    CHECK(contains(known, "d12 (gpt2), d24 (gpt2-medium)"));
-    CHECK(contains(known, "gpt3-6.7b, gpt3-13b"));
 }
 
 // ---- The layout of the buffer
@@ -144,22 +135,6 @@ static std::vector<float> initial(const ParamLayout& layout, Param p, int l, uin
     std::vector<float> values(layout.size(p), NAN);
     init_param(values.data(), layout.config, p, l, seed, 0, layout.size(p));
     return values;
-}
-
-TEST_CASE("the initial values of a slice equal those of the whole tensor") {
-    const ParamLayout layout({64, 300, 2, 4, 36});
-    for (const Param p : {wte, ln1w, fcprojw}) {
-        const auto whole = initial(layout, p, 1, 42);
-        const int64_t size = layout.size(p);
-        for (const int64_t begin : {int64_t(0), int64_t(1), size / 2 + 1, size - 1})
-            for (const int64_t count : {int64_t(0), int64_t(1), int64_t(1025)}) {
-                const int64_t end = std::min(size, begin + count);
-                std::vector<float> part(end - begin + 1, NAN);
-                init_param(part.data(), layout.config, p, 1, 42, begin, end);
-                CHECK(std::equal(part.begin(), part.end() - 1, whole.begin() + begin));
-                CHECK(std::isnan(part.back()));
-            }
-    }
 }
 
 TEST_CASE("initial values have GPT-2's means and standard deviations") {

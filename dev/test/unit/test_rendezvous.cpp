@@ -20,8 +20,6 @@
 
 constexpr int WINDOW = 16;  // ports above master_port, under torchrun
 
-static void sleep_for(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
-
 // ---- plain sockets of the test
 
 static sockaddr_in local_address(int port) {
@@ -59,7 +57,7 @@ static bool is_dropped(int port, const std::string& bytes) {
     int fd = socket(AF_INET, SOCK_STREAM, 0);
     while (connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
         close(fd);
-        sleep_for(0.01);
+        usleep(10000);
         fd = socket(AF_INET, SOCK_STREAM, 0);
     }
     send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
@@ -76,18 +74,16 @@ static bool is_dropped(int port, const std::string& bytes) {
 
 // ---- ranks
 
-static Launch rank_of(int rank, int world_size, int port, const char* launcher = "srun") {
-    Launch launch;
-    launch.launcher = launcher;
-    launch.rank = rank, launch.world_size = world_size, launch.local_world_size = world_size;
-    launch.master_addr = "127.0.0.1", launch.master_port = port;
-    launch.run_id = "a";
-    return launch;
-}
-
+// The ranks of a run.
 static std::vector<Launch> ranks(int world_size, int port, const char* launcher = "srun") {
-    std::vector<Launch> launches;
-    for (int rank = 0; rank < world_size; rank++) launches.push_back(rank_of(rank, world_size, port, launcher));
+    std::vector<Launch> launches(static_cast<size_t>(world_size));
+    for (int rank = 0; rank < world_size; rank++) {
+        Launch& launch = launches[size_t(rank)];
+        launch.launcher = launcher;
+        launch.rank = rank, launch.world_size = world_size, launch.local_world_size = world_size;
+        launch.master_addr = "127.0.0.1", launch.master_port = port;
+        launch.run_id = "a";
+    }
     return launches;
 }
 
@@ -110,7 +106,7 @@ static std::vector<std::string> attend_all(const std::vector<Launch>& launches, 
     std::vector<std::thread> threads;
     for (size_t i = 0; i < launches.size(); i++)
         threads.emplace_back([&, i] {
-            if (i == 0) sleep_for(first_late);
+            if (i == 0) std::this_thread::sleep_for(std::chrono::duration<double>(first_late));
             outcomes[i] = attend(launches[i], timeout);
         });
     for (std::thread& thread : threads) thread.join();
@@ -135,7 +131,7 @@ TEST_CASE("all ranks get rank 0's id, also if its address is a name and it start
 TEST_CASE("if the port is in use, rank 0 takes the next one under torchrun, and fails otherwise") {
     const int port = free_ports(), fd = occupy(port);
     expect_id(attend_all(ranks(2, port, "torchrun"), 20));
-    expect_error(attend(rank_of(0, 2, port), 2), "1 rank 0 cannot listen on port ");
+    expect_error(attend(ranks(2, port)[0], 2), "1 rank 0 cannot listen on port ");
     close(fd);
 }
 
@@ -144,7 +140,7 @@ TEST_CASE("foreign and silent connections are closed, and the ranks join") {
     std::vector<std::thread> strangers;
     for (const char* bytes : {"GET / HTTP/1.1\r\nHost: h0\r\n\r\n", "PGT2"})
         strangers.emplace_back([=] { CHECK(is_dropped(port, bytes)); });
-    expect_id(attend_all({rank_of(2, 3, port), rank_of(0, 3, port), rank_of(1, 3, port)}, 40, 1));
+    expect_id(attend_all({ranks(3, port)[2], ranks(3, port)[0], ranks(3, port)[1]}, 40, 1));
     for (std::thread& thread : strangers) thread.join();
 }
 
@@ -161,27 +157,27 @@ TEST_CASE("ranks of other runs and attempts in the same ports are ignored") {
 
 TEST_CASE("ranks that contradict each other are refused") {
     int port = free_ports();
-    std::vector<std::string> outcomes = attend_all({rank_of(0, 2, port), rank_of(1, 3, port)}, 2);
+    std::vector<std::string> outcomes = attend_all({ranks(2, port)[0], ranks(3, port)[1]}, 2);
     expect_error(outcomes[0], "2 rank 1 is one of 3 ranks, and rank 0 is one of 2");
     port = free_ports();
-    outcomes = attend_all({rank_of(0, 3, port), rank_of(1, 3, port), rank_of(1, 3, port)}, 2);
+    outcomes = attend_all({ranks(3, port)[0], ranks(3, port)[1], ranks(3, port)[1]}, 2);
     expect_error(outcomes[0], "2 two processes say that they are rank 1 of 3: start each rank once");
     for (int i : {1, 2}) CHECK(outcomes[size_t(i)].starts_with("1 "));  // they end too
 }
 
 TEST_CASE("after the timeout rank 0 names the ranks that did not come, and the others end with it") {
     const int port = free_ports();
-    const std::vector<std::string> outcomes = attend_all({rank_of(0, 4, port), rank_of(2, 4, port)}, 1);
+    const std::vector<std::string> outcomes = attend_all({ranks(4, port)[0], ranks(4, port)[2]}, 1);
     expect_error(outcomes[0], "1 rank 0 has waited 1 s at 127.0.0.1:");
     expect_error(outcomes[0], "for ranks 1, 3");
     expect_error(outcomes[1], "has ended before all ranks had joined");
 }
 
 TEST_CASE("a rank that finds no rank 0 names the address and the error") {
-    const std::string outcome = attend(rank_of(1, 2, free_ports()), 1);
+    const std::string outcome = attend(ranks(2, free_ports())[1], 1);
     expect_error(outcome, "1 rank 1 could not join rank 0 at 127.0.0.1:");
     expect_error(outcome, "Connection refused");
-    Launch nowhere = rank_of(1, 2, 29500);
+    Launch nowhere = ranks(2, 29500)[1];
     nowhere.master_addr = "";
     expect_error(attend(nowhere, 1), "2 rank 1 of 2 (srun) has no address of rank 0");
 }

@@ -1,4 +1,4 @@
-// test_watchdog.cpp: tests what the watchdog prints, and when it ends a process. test_watchdog.py has ranks that hang.
+// test_watchdog.cpp: tests when the watchdog ends a process. test_watchdog.py has ranks that hang, and what they print.
 #include "parallel/watchdog.h"
 
 #include <doctest/doctest.h>
@@ -26,20 +26,6 @@ static int end_of(pid_t pid) {
     int status = 0;
     waitpid(pid, &status, 0);
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
-
-TEST_CASE("where: the step, the place and the collectives of this rank") {
-    Watchdog alone(0.0, 0, 1), rank(0.0, 1, 4);
-    CHECK(alone.where() == "the start");
-    alone.step = 41;
-    alone.reached("micro-step", 3);
-    CHECK(alone.where() == "step 41, micro-step 3");
-    rank.collective_begins();
-    rank.collective_ended();
-    CHECK(rank.where() == "the start, after 1 collectives");
-    rank.collective_begins();
-    rank.reached("results of a step");
-    CHECK(rank.where() == "results of a step, in collective 2");
 }
 
 TEST_CASE("only a process without progress ends; time in which it was stopped does not count") {
