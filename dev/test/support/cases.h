@@ -1,16 +1,14 @@
-// cases.h: tools for the test cases that the CPU and the GPU backend share (cases_<op>.h). A case calls an operation on
-// host tensors and compares its outputs with the outputs of the definition, cpu::plain.
-//
-// The operation under test is ops::<op>, of the backend that the program is built for. A case takes its backend as an
-// argument: CpuBackend (cpu_backend.h) repeats a check on every CPU variant, GpuBackend (gpu/gpu_backend.h) copies the
-// tensors to the device and back.
+// cases.h: tools for the test cases that the CPU and the GPU backend share (cases_<op>.h). A case compares the outputs
+// of ops::<op>, of the backend that the program is built for, with those of the definition, cpu::plain. Its argument is
+// CpuBackend (cpu_backend.h), which repeats a check on every CPU variant, or GpuBackend (gpu/gpu_backend.h), which
+// copies the tensors to the device and back.
 #pragma once
 #include <cstring>
 
 #include "cpu/variants.h"
 #include "support/test.h"
 
-// One output of an operation, widened to float. It may differ from the definition's output, d, by
+// One output of an operation, widened to float. It may differ from the definition's output d by
 // absolute + relative * |d|.
 struct Output {
     std::string name;
@@ -28,6 +26,13 @@ Output output(const std::string& name, const Tensor<T>& tensor, int columns, flo
     return {name, std::move(values), columns, relative, absolute};
 }
 
+template <class... T>
+Outputs outputs_of(T... all) {
+    Outputs outputs;
+    (outputs.push_back(std::move(all)), ...);
+    return outputs;
+}
+
 inline void expect_close(const std::string& prefix, const Outputs& got, const Outputs& want) {
     REQUIRE(got.size() == want.size());
     for (size_t i = 0; i < got.size(); i++)
@@ -38,6 +43,10 @@ inline void expect_close(const std::string& prefix, const Outputs& got, const Ou
 template <class T>
 bool same_bits(const Tensor<T>& a, const Tensor<T>& b) {
     return a.size() == b.size() && std::memcmp(a.data(), b.data(), size_t(a.buffer.bytes())) == 0;
+}
+
+inline void expect_same_bits(const std::string& prefix, const Outputs& a, const Outputs& b) {
+    for (size_t i = 0; i < a.size(); i++) CHECK_MESSAGE(same_bits(a[i].values, b[i].values), prefix, a[i].name);
 }
 
 template <class T>
@@ -64,24 +73,13 @@ constexpr float rounding_step() {
 // Converts an argument for an operation on the host: a tensor, or a pointer to a tensor that may be null, becomes a
 // pointer to the elements.
 template <class T>
-T* host_argument(Tensor<T>& tensor) {
-    return tensor.data();
-}
-template <class T>
-const T* host_argument(const Tensor<T>& tensor) {
-    return tensor.data();
-}
-template <class T>
-T* host_argument(Tensor<T>* tensor) {
-    return tensor ? tensor->data() : nullptr;
-}
-template <class T>
-const T* host_argument(const Tensor<T>* tensor) {
-    return tensor ? tensor->data() : nullptr;
-}
-template <class T>
-T host_argument(T scalar) {
-    return scalar;
+auto host_argument(T& x) {
+    if constexpr (requires { x->data(); })
+        return x ? x->data() : nullptr;
+    else if constexpr (requires { x.data(); })
+        return x.data();
+    else
+        return x;
 }
 
 // Calls operations in the host's memory, like those of cpu::plain.

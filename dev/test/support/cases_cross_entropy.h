@@ -1,6 +1,9 @@
 // cases_cross_entropy.h: the cases of softmax, cross entropy and the sum of losses that test_cross_entropy.cpp and
 // test_gpu_cross_entropy.cu share.
 #pragma once
+#include <algorithm>
+#include <initializer_list>
+
 #include "support/cases.h"
 
 namespace cross_entropy_cases {
@@ -60,115 +63,18 @@ Losses<floatX> run(const Backend& backend, const Ops<floatX>& ops, const Tensor<
 // relative error of the backend's exp and log, in roundings.
 template <class floatX, class Backend>
 void compare(const Backend& backend, float exp_roundings, Shape s, float spread = 2.0f) {
-    CAPTURE(s.N);
-    CAPTURE(s.V);
-    CAPTURE(spread);
+    INFO("N=", s.N, " V=", s.V, " spread=", spread);
     const auto targets = some_targets(s);
     const auto logits = some_logits<floatX>(s, spread);
     const float error = (4.0f * std::sqrt(float(s.V)) + exp_roundings) * epsilon<float>();
     const auto outputs = [&](const auto& where, const Ops<floatX>& ops) {
         const auto r = run(where, ops, logits, targets, s, SCALE);
-        Outputs outputs;
-        outputs.push_back(output("losses", r.forward, 1, 2 * epsilon<float>(), error));
-        outputs.push_back(output("losses with gradient", r.both, 1, 2 * epsilon<float>(), error));
-        outputs.push_back(
+        return outputs_of(
+            output("losses", r.forward, 1, 2 * epsilon<float>(), error),
+            output("losses with gradient", r.both, 1, 2 * epsilon<float>(), error),
             output("gradient", r.gradient, s.Vp, rounding_step<floatX>() + error, error * SCALE * 0.125f));
-        return outputs;
     };
     backend.compare(outputs(OnHost{}, definition<floatX>), [&] { return outputs(backend, tested<floatX>); });
-}
-
-// The loss is log V, the gradients of a row sum to zero, and padding and ignored rows have none.
-template <class floatX, class Backend>
-void equal_logits(const Backend& backend) {
-    const Shape s{3, 64, 72};
-    Tensor<int> targets(s.N);
-    targets[0] = 0;
-    targets[1] = -1;
-    targets[2] = s.V - 1;
-    for (const float logit : {3.0f, 1e4f, -1e4f})
-        backend.on_each_variant([&] {
-            CAPTURE(logit);
-            const auto r = run(backend, tested<floatX>, filled<floatX>(s.N * s.Vp, logit), targets, s, 1.0f);
-            CHECK(double(r.both[0]) == doctest::Approx(std::log(64.0)).epsilon(1e-6));
-            CHECK(r.both[1] == 0.0f);
-            CHECK(r.both[2] == r.both[0]);
-            CHECK(same_bits(r.forward, r.both));
-            const Tensor<floatX>& g = r.gradient;
-            for (int v = 0; v < s.Vp; v++) {
-                const float other = v < s.V ? 1.0f / 64 : 0.0f;  // exact in bf16 as well
-                CHECK(float(g[v]) == (v == 0 ? 1.0f / 64 - 1 : other));
-                CHECK(float(g[s.Vp + v]) == 0.0f);
-                CHECK(float(g[2 * s.Vp + v]) == (v == s.V - 1 ? 1.0f / 64 - 1 : other));
-            }
-        });
-}
-
-// A row with the largest logit at its target, and one with the largest logit elsewhere.
-template <class floatX, class Backend>
-void huge_logits(const Backend& backend, int Vp) {
-    const Shape s{2, 33, Vp};
-    const float huge = float(floatX(1e30f));
-    auto logits = filled<floatX>(2 * Vp, -huge);
-    logits[5] = floatX(huge);
-    logits[Vp + 32] = floatX(huge);
-    Tensor<int> targets(2);
-    targets[0] = 5;
-    targets[1] = 7;
-    backend.on_each_variant([&] {
-        const auto r = run(backend, tested<floatX>, logits, targets, s, 1.0f);
-        for (const auto* losses : {&r.both, &r.forward}) {
-            CHECK((*losses)[0] == 0.0f);
-            CHECK((*losses)[1] == doctest::Approx(2.0 * double(huge)));
-        }
-        for (int v = 0; v < s.V; v++) {
-            CHECK(float(r.gradient[v]) == 0.0f);
-            CHECK(float(r.gradient[Vp + v]) == (v == 32 ? 1.0f : v == 7 ? -1.0f : 0.0f));
-        }
-    });
-}
-
-template <class floatX, class Backend>
-void not_finite_logits(const Backend& backend, int V, int Vp) {
-    CAPTURE(V);
-    const Shape s{1, V, Vp};
-    Tensor<int> target(1);
-    target[0] = 10;
-    for (int place : {0, 3, 20, V - 1})
-        for (const float x : {NAN, INFINITY, -INFINITY})
-            backend.on_each_variant([&] {
-                CAPTURE(x);
-                CAPTURE(place);
-                auto logits = filled<floatX>(Vp, 1.0f);
-                logits[place] = floatX(x);
-                const auto r = run(backend, tested<floatX>, logits, target, s, 1.0f);
-                if (x == -INFINITY) {
-                    CHECK(double(r.forward[0]) == doctest::Approx(std::log(double(V - 1))).epsilon(1e-6));
-                    CHECK(r.forward[0] == r.both[0]);
-                    CHECK(float(r.gradient[place]) == 0.0f);
-                } else {
-                    CHECK(std::isnan(r.forward[0]));
-                    CHECK(std::isnan(r.both[0]));
-                }
-            });
-}
-
-template <class floatX, class Backend>
-void one_finite_logit(const Backend& backend, int V) {
-    CAPTURE(V);
-    const Shape s{1, V, round_up(V, 8)};
-    auto logits = filled<floatX>(s.Vp, -INFINITY);
-    logits[V - 1] = floatX(-3.0f);
-    Tensor<int> target(1);
-    target[0] = V - 1;
-    backend.on_each_variant([&] {
-        const auto r = run(backend, tested<floatX>, logits, target, s, 1.0f);
-        CHECK(r.forward[0] == 0.0f);
-        CHECK(r.both[0] == 0.0f);
-        int64_t nonzero = 0;
-        for (int v = 0; v < s.V; v++) nonzero += float(r.gradient[v]) != 0.0f;
-        CHECK(nonzero == 0);
-    });
 }
 
 // ---- the vocabulary in shards
@@ -176,7 +82,7 @@ void one_finite_logit(const Backend& backend, int V) {
 // The results of all shards together.
 template <class floatX>
 struct ShardLosses {
-    Tensor<float> losses, lse;
+    Tensor<float> losses;
     Tensor<floatX> gradient;  // (N, V)
 };
 
@@ -184,9 +90,9 @@ struct ShardLosses {
 template <class Backend, class floatX>
 ShardLosses<floatX> run_shards(const Backend& backend, const Tensor<floatX>& logits, const Tensor<int>& targets,
                                Shape s, int shards, float scale) {
-    ShardLosses<floatX> r{poisoned<float>(s.N), poisoned<float>(s.N), poisoned<floatX>(int64_t(s.N) * s.V)};
+    ShardLosses<floatX> r{poisoned<float>(s.N), poisoned<floatX>(int64_t(s.N) * s.V)};
     std::vector<Tensor<floatX>> rows;
-    auto partials = poisoned<float>(int64_t(shards) * s.N * 2);
+    auto partials = poisoned<float>(int64_t(shards) * s.N * 2), lse = poisoned<float>(s.N);
     const auto columns_of = [&](int i) { return round_up(std::max(1, shard_of(s.V, shards, i).count), 8) + i % 2 * 8; };
     for (int i = 0; i < shards; i++) {
         const VocabShard shard = shard_of(s.V, shards, i);
@@ -197,96 +103,55 @@ ShardLosses<floatX> run_shards(const Backend& backend, const Tensor<floatX>& log
                 rows[i][int64_t(n) * Vp + v] = logits[int64_t(n) * s.Vp + shard.first + v];
         auto own = poisoned<float>(int64_t(s.N) * 2);
         backend.call(ops::cross_entropy_shard<floatX>, own, std::as_const(rows[i]), targets, s.N, shard, Vp);
-        for (int64_t k = 0; k < own.size(); k++) partials[i * own.size() + k] = own[k];
+        std::copy_n(own.data(), own.size(), partials.data() + i * own.size());
     }
-    backend.call(ops::cross_entropy_combine, r.losses, r.lse, partials, targets, shards, s.N);
+    backend.call(ops::cross_entropy_combine, r.losses, lse, partials, targets, shards, s.N);
     int64_t not_zero = 0;
     for (int i = 0; i < shards; i++) {
         const VocabShard shard = shard_of(s.V, shards, i);
         const int Vp = columns_of(i);
-        backend.call(ops::cross_entropy_shard_backward<floatX>, rows[i], r.lse, targets, s.N, shard, Vp, scale);
+        backend.call(ops::cross_entropy_shard_backward<floatX>, rows[i], lse, targets, s.N, shard, Vp, scale);
         for (int n = 0; n < s.N; n++)
             for (int v = 0; v < Vp; v++) {
                 const floatX gradient = rows[i][int64_t(n) * Vp + v];
                 if (v < shard.count) r.gradient[int64_t(n) * s.V + shard.first + v] = gradient;
-                if (v >= shard.count || targets[n] < 0) not_zero += !(float(gradient) == 0.0f);
+                if ((v >= shard.count && !std::isnan(lse[n])) || targets[n] < 0) not_zero += float(gradient) != 0.0f;
             }
     }
     CHECK_MESSAGE(not_zero == 0, "gradients of padded columns and ignored rows");
     return r;
 }
 
-// The losses, and the gradients in two parts: at the target a probability of almost 1 and the 1 cancel.
+// The losses, and the gradients (N, columns) in two parts: at the target a probability of almost 1 and the 1 cancel.
 template <class floatX>
-Outputs shard_outputs(const ShardLosses<floatX>& r, const Tensor<int>& targets, Shape s, float error) {
-    auto lse = copy_of(r.lse), at_target = filled<float>(s.N, 0.0f);
-    auto others = copy_of(r.gradient);
-    for (int n = 0; n < s.N; n++) {
-        if (targets[n] < 0) {
-            lse[n] = 0.0f;
-            continue;
-        }
-        at_target[n] = float(others[int64_t(n) * s.V + targets[n]]);
-        others[int64_t(n) * s.V + targets[n]] = floatX(0.0f);
-    }
+Outputs shard_outputs(const Tensor<float>& losses, const Tensor<floatX>& gradient, int columns,
+                      const Tensor<int>& targets, Shape s, float error) {
+    auto at_target = filled<floatX>(s.N, 0.0f), others = filled<floatX>(int64_t(s.N) * s.V, 0.0f);
+    for (int n = 0; n < s.N; n++)
+        for (int v = 0; v < s.V; v++)
+            (v == targets[n] ? at_target[n] : others[int64_t(n) * s.V + v]) = gradient[int64_t(n) * columns + v];
     // Backends compute exp(x) with a relative error of up to |x| roundings; |x| <= 88 where the result is not 0.
     const float step = rounding_step<floatX>(), exp_error = 90 * epsilon<float>();
-    Outputs outputs;
-    outputs.push_back(output("lse", lse, 1, 2 * epsilon<float>(), error));
-    outputs.push_back(output("losses", r.losses, 1, 2 * epsilon<float>(), error));
-    outputs.push_back(output("gradient at the target", at_target, 1, step, error * SCALE));
-    outputs.push_back(output("gradient", others, s.V, step + error + exp_error, 1e-36f));
-    return outputs;
+    return outputs_of(output("losses", losses, 1, 2 * epsilon<float>(), error),
+                      output("gradient at the target", at_target, 1, step, error * SCALE),
+                      output("gradient", others, s.V, step + error + exp_error, 1e-36f));
 }
 
-// The same in double.
-template <class floatX>
-ShardLosses<floatX> losses_in_double(const Tensor<floatX>& logits, const Tensor<int>& targets, Shape s) {
-    ShardLosses<floatX> r{filled<float>(s.N, 0.0f), filled<float>(s.N, 0.0f), filled<floatX>(int64_t(s.N) * s.V, 0.0f)};
-    for (int n = 0; n < s.N; n++) {
-        if (targets[n] < 0) continue;
-        const floatX* row = logits.data() + int64_t(n) * s.Vp;
-        double largest = double(float(row[0])), sum = 0.0;
-        for (int v = 0; v < s.V; v++) largest = std::max(largest, double(float(row[v])));
-        for (int v = 0; v < s.V; v++) sum += std::exp(double(float(row[v])) - largest);
-        const double lse = std::log(sum) + largest;
-        r.lse[n] = float(lse);
-        r.losses[n] = float(lse - double(float(row[targets[n]])));
-        for (int v = 0; v < s.V; v++) {
-            const double probability = std::exp(double(float(row[v])) - lse);
-            r.gradient[int64_t(n) * s.V + v] = floatX(float((probability - (v == targets[n])) * double(SCALE)));
-        }
-    }
-    return r;
-}
-
-// Compares with the losses in double, and with the operation on the whole vocabulary. The errors are those of `compare`
-// above and four roundings of lse, which is about as large as the largest logit.
+// Compares with the definition over the whole vocabulary. The errors are those of `compare` above and four roundings of
+// the logarithm of the sum, which is about as large as the largest logit.
 template <class floatX, class Backend>
 void compare_shards(const Backend& backend, float exp_roundings, Shape s, int shards, float spread = 2.0f) {
-    CAPTURE(s.N);
-    CAPTURE(s.V);
-    CAPTURE(shards);
-    CAPTURE(spread);
+    INFO("N=", s.N, " V=", s.V, " shards=", shards, " spread=", spread);
     const auto targets = some_targets(s);
     const auto logits = some_logits<floatX>(s, spread);
     float largest = 0.0f;
-    for (int n = 0; n < s.N; n++)
-        for (int v = 0; v < s.V; v++) largest = std::max(largest, std::fabs(float(logits[int64_t(n) * s.Vp + v])));
+    for (int64_t i = 0; i < logits.size(); i++)
+        if (i % s.Vp < s.V) largest = std::max(largest, std::fabs(float(logits[i])));
     const float error = (4.0f * std::sqrt(float(s.V)) + exp_roundings + 4.0f * largest) * epsilon<float>();
-    const auto in_double = losses_in_double(logits, targets, s);
-    backend.compare(shard_outputs(in_double, targets, s, error), [&] {
-        return shard_outputs(run_shards(backend, logits, targets, s, shards, SCALE), targets, s, error);
-    });
-    backend.on_each_variant([&] {
-        const auto whole = run(backend, tested<floatX>, logits, targets, s, SCALE);
-        const auto got = run_shards(backend, logits, targets, s, shards, SCALE);
-        auto gradient = poisoned<floatX>(got.gradient.size());
-        for (int n = 0; n < s.N; n++)
-            for (int v = 0; v < s.V; v++) gradient[int64_t(n) * s.V + v] = whole.gradient[int64_t(n) * s.Vp + v];
-        expect_close("losses of the whole", got.losses, whole.both, 1, 4 * epsilon<float>(), 2 * error);
-        expect_close("gradient of the whole", got.gradient, gradient, s.V, 2 * (rounding_step<floatX>() + error),
-                     2 * error * SCALE);
+    const auto whole = run(OnHost{}, definition<floatX>, logits, targets, s, SCALE);
+    backend.compare(shard_outputs(whole.both, whole.gradient, s.Vp, targets, s, error), [&] {
+        const auto r = run_shards(backend, logits, targets, s, shards, SCALE);
+        return shard_outputs(r.losses, r.gradient, s.V, targets, s, error);
     });
 }
 
@@ -302,96 +167,95 @@ void random_shards(const Backend& backend, float exp_roundings, int shapes) {
     }
 }
 
-// As huge_logits: the largest logit is at the target, or in another column, which may be in another shard.
-template <class floatX, class Backend>
-void huge_logits_in_shards(const Backend& backend) {
-    const Shape s{2, 33, 40};
-    Tensor<int> targets(2);
-    targets[0] = 5;
-    targets[1] = 7;
-    for (const float about : {1e30f, 3e38f})
-        for (const int shards : {1, 2, 3, 4, 40}) {
-            const float huge = float(floatX(about));
-            auto logits = filled<floatX>(2 * s.Vp, -huge);
-            logits[5] = floatX(huge);
-            logits[s.Vp + 32] = floatX(huge);
-            backend.on_each_variant([&] {
-                CAPTURE(huge);
-                CAPTURE(shards);
+// ---- rows whose result is known, over the whole vocabulary (shards 0) and in shards
+
+using Shards = std::initializer_list<int>;
+
+// Calls check with the loss and the gradient of one row, on every variant.
+template <class floatX, class Backend, class Check>
+void known_row(const Backend& backend, Shards all_shards, const Tensor<floatX>& logits, int V, int target,
+               const Check& check) {
+    const Shape s{1, V, int(logits.size())};
+    const auto targets = filled<int>(1, float(target));
+    for (const int shards : all_shards)
+        backend.on_each_variant([&] {
+            CAPTURE(V);
+            CAPTURE(shards);
+            if (shards) {
                 const auto r = run_shards(backend, logits, targets, s, shards, 1.0f);
-                CHECK(r.losses[0] == 0.0f);
-                CHECK(r.losses[1] == huge + huge);
-                for (int v = 0; v < s.V; v++) {
-                    CHECK(float(r.gradient[v]) == 0.0f);
-                    CHECK(float(r.gradient[s.V + v]) == (v == 32 ? 1.0f : v == 7 ? -1.0f : 0.0f));
-                }
+                return check(r.losses[0], r.gradient);
+            }
+            const auto r = run(backend, tested<floatX>, logits, targets, s, 1.0f);
+            CHECK((r.forward[0] == r.both[0] || (std::isnan(r.forward[0]) && std::isnan(r.both[0]))));
+            check(r.both[0], r.gradient);
+        });
+}
+
+// The loss is log V, and the gradients of a row sum to zero.
+template <class floatX, class Backend>
+void equal_logits(const Backend& backend) {
+    for (const float logit : {3.0f, 1e4f, -1e4f})
+        known_row(backend, {0}, filled<floatX>(72, logit), 64, 63, [](float loss, const Tensor<floatX>& gradient) {
+            CHECK(double(loss) == doctest::Approx(std::log(64.0)).epsilon(1e-6));
+            for (int v = 0; v < 64; v++) CHECK(float(gradient[v]) == 1.0f / 64 - float(v == 63));  // exact in bf16
+        });
+}
+
+// A row with the largest logit at its target, and one with the largest logit elsewhere, maybe in another shard.
+template <class floatX, class Backend>
+void huge_logits(const Backend& backend, int Vp, Shards shards = {0}) {
+    for (const float about : {1e30f, 3e38f})
+        for (const int target : {32, 7}) {
+            const float huge = float(floatX(about));
+            auto logits = filled<floatX>(Vp, -huge);
+            logits[32] = floatX(huge);
+            known_row(backend, shards, logits, 33, target, [&](float loss, const Tensor<floatX>& gradient) {
+                CHECK(loss == (target == 32 ? 0.0f : huge + huge));
+                for (int v = 0; v < 33; v++) CHECK(float(gradient[v]) == float(v == 32) - float(v == target));
             });
         }
 }
+template <class floatX, class Backend>
+void huge_logits_in_shards(const Backend& backend) {
+    huge_logits<floatX>(backend, 40, {1, 2, 3, 4, 40});
+}
 
 template <class floatX, class Backend>
+void not_finite_logits(const Backend& backend, int V, int Vp, Shards shards = {0}) {
+    for (const int place : {0, 3, 20, V - 1})
+        for (const float x : {NAN, INFINITY, -INFINITY}) {
+            CAPTURE(x);
+            auto logits = filled<floatX>(Vp, 1.0f);
+            logits[place] = floatX(x);
+            known_row(backend, shards, logits, V, 10, [&](float loss, const Tensor<floatX>& gradient) {
+                CAPTURE(place);
+                CHECK(std::isnan(loss) == (x != -INFINITY));
+                if (x != -INFINITY) return;
+                CHECK(double(loss) == doctest::Approx(std::log(double(V - 1))).epsilon(1e-6));
+                CHECK(float(gradient[place]) == 0.0f);
+            });
+        }
+}
+template <class floatX, class Backend>
 void not_finite_logits_in_shards(const Backend& backend) {
-    const Shape s{1, 37, 40};
-    Tensor<int> target(1);
-    target[0] = 10;
-    for (const int shards : {1, 2, 3, 4})
-        for (const int place : {0, 3, 20, 36})
-            for (const float x : {NAN, INFINITY, -INFINITY})
-                backend.on_each_variant([&] {
-                    CAPTURE(shards);
-                    CAPTURE(x);
-                    CAPTURE(place);
-                    auto logits = filled<floatX>(s.Vp, 1.0f);
-                    logits[place] = floatX(x);
-                    auto losses = poisoned<float>(1), lse = poisoned<float>(1), partials = poisoned<float>(2 * shards);
-                    for (int i = 0; i < shards; i++) {
-                        const VocabShard shard = shard_of(s.V, shards, i);
-                        auto row = filled<floatX>(s.Vp, 1e9f);
-                        for (int v = 0; v < shard.count; v++) row[v] = logits[shard.first + v];
-                        auto partial = poisoned<float>(2);
-                        backend.call(ops::cross_entropy_shard<floatX>, partial, row, target, 1, shard, s.Vp);
-                        partials[2 * i] = partial[0];
-                        partials[2 * i + 1] = partial[1];
-                    }
-                    backend.call(ops::cross_entropy_combine, losses, lse, partials, target, shards, 1);
-                    if (x == -INFINITY)
-                        CHECK(double(losses[0]) == doctest::Approx(std::log(36.0)).epsilon(1e-6));
-                    else
-                        CHECK(std::isnan(losses[0]));
-                });
+    not_finite_logits<floatX>(backend, 37, 40, {1, 2, 3, 4});
 }
 
 // All logits of most shards are -infinity.
 template <class floatX, class Backend>
-void one_finite_logit_in_shards(const Backend& backend, int V) {
-    const Shape s{1, V, round_up(V, 8)};
-    auto logits = filled<floatX>(s.Vp, -INFINITY);
+void one_finite_logit(const Backend& backend, int V, Shards shards = {0}) {
+    auto logits = filled<floatX>(round_up(V, 8), -INFINITY);
     logits[V - 1] = floatX(-3.0f);
-    Tensor<int> target(1);
-    target[0] = V - 1;
-    for (const int shards : {1, 3, 4})
-        backend.on_each_variant([&] {
-            CAPTURE(shards);
-            const auto r = run_shards(backend, logits, target, s, shards, 1.0f);
-            CHECK(r.lse[0] == -3.0f);
-            CHECK(r.losses[0] == 0.0f);
-            int64_t nonzero = 0;
-            for (int v = 0; v < s.V; v++) nonzero += !(float(r.gradient[v]) == 0.0f);
-            CHECK(nonzero == 0);
-        });
+    known_row(backend, shards, logits, V, V - 1, [&](float loss, const Tensor<floatX>& gradient) {
+        CHECK(loss == 0.0f);
+        int64_t nonzero = 0;
+        for (int v = 0; v < V; v++) nonzero += !(float(gradient[v]) == 0.0f);
+        CHECK(nonzero == 0);
+    });
 }
-
-inline void refuse_impossible_shards() {
-    float x = 0.0f;
-    const int target = 0;
-    CHECK_THROWS_WITH_AS(ops::cross_entropy_shard(&x, &x, &target, 1, {0, 9}, 8, nullptr),
-                         doctest::Contains("cross_entropy_shard: a shard of 9 tokens in rows of 8"), Error);
-    CHECK_THROWS_WITH_AS(ops::cross_entropy_shard_backward(&x, &x, &target, 1, {0, -1}, 8, 1.0f, nullptr),
-                         doctest::Contains("a shard of -1 rows from row 0"), Error);
-    CHECK_THROWS_WITH_AS(ops::cross_entropy_shard(&x, &x, &target, 0, {0, 8}, 8, nullptr),
-                         doctest::Contains("cross_entropy_shard of 0 rows of 8"), Error);
-    CHECK_THROWS_WITH_AS(ops::cross_entropy_combine(&x, &x, &x, &target, 0, 1, nullptr),
-                         doctest::Contains("cross_entropy_combine of 0 shards of 1 rows"), Error);
+template <class floatX, class Backend>
+void one_finite_logit_in_shards(const Backend& backend, int V) {
+    one_finite_logit<floatX>(backend, V, {1, 3, 4});
 }
 
 // ---- the sum of losses
@@ -404,26 +268,33 @@ void sum_of_losses(const Backend& backend, double tolerance) {
         backend.call(ops::accumulate_loss, total, losses, int(losses.size()), 0.5f);
         return total[0];
     };
-    const auto check = [&](const Tensor<float>& losses) {
-        CAPTURE(losses.size());
+    for (const int N : {1, 31, 33, 1000, 1023, 1024, 1025, 5000}) {
+        CAPTURE(N);
+        auto losses = random_tensor<float>(N, 1, 1.0f, 10.0f);
         double sum = 0.0;
-        for (int64_t n = 0; n < losses.size(); n++) sum += double(losses[n]);
+        for (int n = 0; n < N; n++) sum += double(losses[n]);
         const float got = total_of(losses);
         CHECK(double(got) == doctest::Approx(5.0 + 0.5 * sum).epsilon(tolerance));
         CHECK(total_of(losses) == got);
-    };
-    for (int N : {1, 31, 33, 1000, 1023, 1024, 1025, 5000}) check(random_tensor<float>(N, 1, 1.0f, 10.0f));
-    auto losses = filled<float>(1000, 0.1f);
-    check(losses);
-    losses[999] = NAN;
-    CHECK(std::isnan(total_of(losses)));
+        losses[N - 1] = NAN;
+        CHECK(std::isnan(total_of(losses)));
+    }
+}
+
+inline void refuse_impossible_shards() {
+    float x = 0.0f;
+    const int target = 0;
+    CHECK_THROWS_WITH_AS(ops::cross_entropy_shard(&x, &x, &target, 1, {0, 9}, 8, nullptr),
+                         doctest::Contains("cross_entropy_shard: a shard of 9 tokens in rows of 8"), Error);
+    CHECK_THROWS_WITH_AS(ops::cross_entropy_shard_backward(&x, &x, &target, 1, {0, -1}, 8, 1.0f, nullptr),
+                         doctest::Contains("a shard of -1 rows from row 0"), Error);
+    CHECK_THROWS_WITH_AS(ops::cross_entropy_combine(&x, &x, &x, &target, 0, 1, nullptr),
+                         doctest::Contains("cross_entropy_combine of 0 shards of 1 rows"), Error);
 }
 
 inline void refuse_impossible_rows() {
     float x = 0.0f;
     const int target = 0;
-    CHECK_THROWS_WITH_AS(ops::cross_entropy(&x, &x, &target, 1, 9, 8, 1.0f, nullptr),
-                         doctest::Contains("a vocabulary of 9 in rows of 8"), Error);
     CHECK_THROWS_WITH_AS(ops::cross_entropy_forward(&x, &x, &target, 1, 9, 8, nullptr),
                          doctest::Contains("a vocabulary of 9 in rows of 8"), Error);
     CHECK_THROWS_WITH_AS(ops::cross_entropy(&x, &x, &target, 0, 9, 12, 1.0f, nullptr), doctest::Contains("0 rows of 9"),

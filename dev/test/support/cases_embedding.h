@@ -37,52 +37,75 @@ inline int most_frequent(const Tensor<int>& tokens, int V) {
     return *std::max_element(count.begin(), count.end());
 }
 
-// Gradients start at values other than zero, because backward adds to them.
-struct Gradients {
-    Tensor<float> dwte, dwpe;
-    explicit Gradients(Shape s)
-        : dwte(filled<float>(int64_t(s.V) * s.C, 0.5f)), dwpe(filled<float>(int64_t(s.T) * s.C, -0.5f)) {}
-};
-
-template <class Backend, class floatX>
-Gradients backward(const Backend& backend, const Ops<floatX>& ops, const Tensor<floatX>& dout,
-                   const Tensor<int>& tokens, Shape s) {
-    Gradients g(s);
-    backend.call(ops.backward, g.dwte, g.dwpe, dout, tokens, s.B, s.T, s.C, VocabShard{0, s.V});
-    return g;
-}
-
 // Whether a backend adds the rows of dout that belong to one row of a gradient in the order of the definition.
 enum class Sums { in_order, in_any_order };
 
-// The sum of two embeddings is rounded once, in the backend and in the definition. Gradients that are summed in the
-// definition's order have the same bits. In another order the error is bounded: a sum of n terms of about 1 is about
-// sqrt(n), the roundings of its n additions grow like sqrt(n), and each is at most half an epsilon of the sum.
+template <class floatX>
+struct Inputs {
+    Shape s;
+    Tensor<int> tokens;
+    Tensor<floatX> wte, wpe, dout;
+    Inputs(Shape s, Tensor<int> tokens)
+        : s(s),
+          tokens(std::move(tokens)),
+          wte(random_tensor<floatX>(int64_t(s.V) * s.C, 2)),
+          wpe(random_tensor<floatX>(int64_t(s.T) * s.C, 3)),
+          dout(random_tensor<floatX>(int64_t(s.B) * s.T * s.C, 4)) {}
+};
+
+// The results of all shards together: out is their sum, which is rounded once, because all shards but one add zeros.
+template <class floatX>
+struct Results {
+    Tensor<floatX> out;
+    Tensor<float> dwte, dwpe;
+};
+
+// The first shard adds the embeddings of position. Every shard has the same gradient of these. Gradients start at
+// values other than zero, because backward adds to them. Behind the rows of each shard there is one that the operations
+// must neither read nor write.
+template <class Backend, class floatX>
+Results<floatX> run(const Backend& backend, const Ops<floatX>& ops, const Inputs<floatX>& in, int shards = 1) {
+    const Shape s = in.s;
+    Results<floatX> r{filled<floatX>(in.dout.size(), 0.0f), poisoned<float>(in.wte.size()), poisoned<float>(0)};
+    for (int i = 0; i < shards; i++) {
+        const VocabShard shard = shard_of(s.V, shards, i);
+        const int64_t first = int64_t(shard.first) * s.C, size = int64_t(shard.count) * s.C;
+        auto rows = poisoned<floatX>(size + s.C), out = poisoned<floatX>(in.dout.size());
+        std::copy_n(in.wte.data() + first, size, rows.data());
+        backend.call(ops.forward, out, in.tokens, std::as_const(rows), i == 0 ? &in.wpe : nullptr, s.B, s.T, s.C,
+                     shard);
+        for (int64_t at = 0; at < out.size(); at++) r.out[at] = floatX(float(r.out[at]) + float(out[at]));
+
+        auto dwte = filled<float>(size + s.C, 0.5f), dwpe = filled<float>(int64_t(s.T) * s.C, -0.5f);
+        backend.call(ops.backward, dwte, dwpe, in.dout, in.tokens, s.B, s.T, s.C, shard);
+        std::copy_n(dwte.data(), size, r.dwte.data() + first);
+        for (int c = 0; c < s.C; c++) REQUIRE(dwte[size + c] == 0.5f);
+        if (i > 0) CHECK(same_bits(dwpe, r.dwpe));
+        r.dwpe = std::move(dwpe);
+    }
+    return r;
+}
+
+// Compares with the definition over the whole vocabulary. The sum of two embeddings is rounded once, in the backend and
+// in the definition. Gradients that are summed in the definition's order have the same bits. In another order the error
+// is bounded: a sum of n terms of about 1 is about sqrt(n), the roundings of its n additions grow like sqrt(n), and
+// each is at most half an epsilon of the sum.
 template <class floatX, class Backend>
-void compare(const Backend& backend, Sums sums, Shape s, const Tensor<int>& tokens) {
-    CAPTURE(s.B);
-    CAPTURE(s.T);
-    CAPTURE(s.C);
-    CAPTURE(s.V);
-    const int64_t size = int64_t(s.B) * s.T * s.C;
-    const auto wte = random_tensor<floatX>(int64_t(s.V) * s.C, 2), wpe = random_tensor<floatX>(int64_t(s.T) * s.C, 3);
-    const auto dout = random_tensor<floatX>(size, 4);
+void compare(const Backend& backend, Sums sums, Shape s, Tensor<int> tokens, int shards = 1) {
+    INFO("B=", s.B, " T=", s.T, " C=", s.C, " V=", s.V, " shards=", shards);
+    const Inputs<floatX> in(s, std::move(tokens));
     const bool exact = sums == Sums::in_order;
     const auto error = [&](int n) {
         return exact ? 0.0f : std::sqrt(float(n)) * (4.0f + std::sqrt(float(n))) * epsilon<float>();
     };
     const float relative = exact ? 0.0f : epsilon<float>();
-    const auto outputs = [&](const auto& where, const Ops<floatX>& ops) {
-        auto out = poisoned<floatX>(size);
-        where.call(ops.forward, out, tokens, wte, wpe, s.B, s.T, s.C, VocabShard{0, s.V});
-        const Gradients g = backward(where, ops, dout, tokens, s);
-        Outputs outputs;
-        outputs.push_back(output("out", out, s.C, 0.0f, 0.0f));
-        outputs.push_back(output("dwte", g.dwte, s.C, relative, error(most_frequent(tokens, s.V))));
-        outputs.push_back(output("dwpe", g.dwpe, s.C, relative, error(s.B)));
-        return outputs;
+    const auto outputs = [&](const Results<floatX>& r) {
+        return outputs_of(output("out", r.out, s.C, 0.0f, 0.0f),
+                          output("dwte", r.dwte, s.C, relative, error(most_frequent(in.tokens, s.V))),
+                          output("dwpe", r.dwpe, s.C, relative, error(s.B)));
     };
-    backend.compare(outputs(OnHost{}, definition<floatX>), [&] { return outputs(backend, tested<floatX>); });
+    backend.compare(outputs(run(OnHost{}, definition<floatX>, in)),
+                    [&] { return outputs(run(backend, tested<floatX>, in, shards)); });
 }
 
 template <class floatX, class Backend>
@@ -90,73 +113,9 @@ void compare(const Backend& backend, Sums sums, Shape s) {
     compare<floatX>(backend, sums, s, skewed_tokens(s.B * s.T, s.V));
 }
 
-// The results of all shards together. The embeddings of position are added in the first shard.
-template <class floatX>
-struct ShardResults {
-    Tensor<float> out;                // the sum over the shards
-    Tensor<float> dwte;               // the rows of all shards
-    std::vector<Tensor<float>> dwpe;  // one per shard
-};
-
-// Behind the rows of each shard there is one that the operations must neither read nor write.
-template <class Backend, class floatX>
-ShardResults<floatX> run_shards(const Backend& backend, const Ops<floatX>& ops, const Tensor<floatX>& wte,
-                                const Tensor<floatX>& wpe, const Tensor<floatX>& dout, const Tensor<int>& tokens,
-                                Shape s, int shards) {
-    ShardResults<floatX> r{filled<float>(dout.size(), 0.0f), poisoned<float>(wte.size()), {}};
-    for (int i = 0; i < shards; i++) {
-        const VocabShard shard = shard_of(s.V, shards, i);
-        const int64_t first = int64_t(shard.first) * s.C, size = int64_t(shard.count) * s.C;
-        auto rows = poisoned<floatX>(size + s.C), out = poisoned<floatX>(dout.size());
-        for (int64_t at = 0; at < size; at++) rows[at] = wte[first + at];
-        backend.call(ops.forward, out, tokens, rows, i == 0 ? &wpe : nullptr, s.B, s.T, s.C, shard);
-        for (int64_t at = 0; at < out.size(); at++) r.out[at] += float(out[at]);
-
-        Gradients g(s);
-        auto dwte = filled<float>(size + s.C, 0.5f);
-        backend.call(ops.backward, dwte, g.dwpe, dout, tokens, s.B, s.T, s.C, shard);
-        for (int64_t at = 0; at < size; at++) r.dwte[first + at] = dwte[at];
-        for (int c = 0; c < s.C; c++) REQUIRE(dwte[size + c] == 0.5f);
-        r.dwpe.push_back(std::move(g.dwpe));
-    }
-    return r;
-}
-
-// The sum of the shards' outputs, rounded, has the bits of the whole vocabulary's output: all shards but one add zeros.
 template <class floatX, class Backend>
 void compare_shards(const Backend& backend, Sums sums, Shape s, int shards) {
-    CAPTURE(s.B);
-    CAPTURE(s.T);
-    CAPTURE(s.C);
-    CAPTURE(s.V);
-    CAPTURE(shards);
-    const int64_t size = int64_t(s.B) * s.T * s.C;
-    const auto wte = random_tensor<floatX>(int64_t(s.V) * s.C, 2), wpe = random_tensor<floatX>(int64_t(s.T) * s.C, 3);
-    const auto dout = random_tensor<floatX>(size, 4);
-    const auto tokens = random_tokens(s.B * s.T, s.V, 1);
-    const bool exact = sums == Sums::in_order;
-    const auto error = [&](int n) {
-        return exact ? 0.0f : std::sqrt(float(n)) * (4.0f + std::sqrt(float(n))) * epsilon<float>();
-    };
-    const float relative = exact ? 0.0f : epsilon<float>();
-    const auto outputs = [&](const Tensor<floatX>& out, const Tensor<float>& dwte, const auto& dwpe_of) {
-        Outputs outputs;
-        outputs.push_back(output("out", out, s.C, 0.0f, 0.0f));
-        outputs.push_back(output("dwte", dwte, s.C, relative, error(most_frequent(tokens, s.V))));
-        for (int i = 0; i < shards; i++)
-            outputs.push_back(output("dwpe of a shard", dwpe_of(i), s.C, relative, error(s.B)));
-        return outputs;
-    };
-    auto whole = poisoned<floatX>(size);
-    const VocabShard all{0, s.V};
-    OnHost{}.call(definition<floatX>.forward, whole, tokens, wte, wpe, s.B, s.T, s.C, all);
-    const Gradients g = backward(OnHost{}, definition<floatX>, dout, tokens, s);
-    backend.compare(outputs(whole, g.dwte, [&](int) -> const Tensor<float>& { return g.dwpe; }), [&] {
-        const auto r = run_shards(backend, tested<floatX>, wte, wpe, dout, tokens, s, shards);
-        auto rounded = poisoned<floatX>(size);
-        for (int64_t at = 0; at < size; at++) rounded[at] = floatX(r.out[at]);
-        return outputs(rounded, r.dwte, [&](int i) -> const Tensor<float>& { return r.dwpe[i]; });
-    });
+    compare<floatX>(backend, sums, s, random_tokens(s.B * s.T, s.V, 1), shards);
 }
 
 // Random shapes; C is a multiple of `unit`. The second half has so few tokens that some shards are empty.
@@ -178,21 +137,19 @@ void token_counts(const Backend& backend, Sums sums) {
         const int V = 20, N = V * length;
         Tensor<int> tokens(N);
         for (int n = 0; n < N; n++) tokens[n] = int(int64_t(n) * 7919 % N) / length;
-        compare<floatX>(backend, sums, {1, N, 8, V}, tokens);
+        compare<floatX>(backend, sums, {1, N, 8, V}, std::move(tokens));
     }
     Tensor<int> tokens(65 * 66 / 2);
     for (int v = 0, n = 0; v < 65; v++)
         for (int i = 0; i <= v; i++) tokens[n++] = v;
-    compare<floatX>(backend, sums, {1, int(tokens.size()), 8, 65}, tokens);
+    compare<floatX>(backend, sums, {1, 65 * 66 / 2, 8, 65}, std::move(tokens));
 }
 
 template <class floatX, class Backend>
 void same_bits_twice(const Backend& backend, Shape s) {
-    const auto tokens = skewed_tokens(s.B * s.T, s.V);
-    const auto dout = random_tensor<floatX>(int64_t(s.B) * s.T * s.C, 4);
+    const Inputs<floatX> in(s, skewed_tokens(s.B * s.T, s.V));
     backend.on_each_variant([&] {
-        const Gradients first = backward(backend, tested<floatX>, dout, tokens, s);
-        const Gradients second = backward(backend, tested<floatX>, dout, tokens, s);
+        const auto first = run(backend, tested<floatX>, in), second = run(backend, tested<floatX>, in);
         CHECK(same_bits(second.dwte, first.dwte));
         CHECK(same_bits(second.dwpe, first.dwpe));
     });
@@ -201,41 +158,25 @@ void same_bits_twice(const Backend& backend, Shape s) {
 // The text is token 2 at both positions.
 template <class floatX, class Backend>
 void known_sums(const Backend& backend, int C) {
-    CAPTURE(C);
-    Tensor<int> tokens(2);
-    tokens[0] = tokens[1] = 2;
-    auto wte = filled<floatX>(3 * C, 0.0f), wpe = filled<floatX>(2 * C, 1.0f), dout = filled<floatX>(2 * C, 8.0f);
-    for (int c = 0; c < C; c++) {
-        wte[2 * C + c] = floatX(4.0f);
-        wpe[C + c] = floatX(2.0f);
-        dout[C + c] = floatX(16.0f);
-    }
+    Inputs<floatX> in({1, 2, C, 3}, filled<int>(2, 2.0f));
+    for (int i = 0; i < 3 * C; i++) in.wte[i] = floatX(i < 2 * C ? 0.0f : 4.0f);
+    for (int i = 0; i < 2 * C; i++) in.wpe[i] = floatX(i < C ? 1.0f : 2.0f), in.dout[i] = floatX(i < C ? 8.0f : 16.0f);
     backend.on_each_variant([&] {
-        auto out = poisoned<floatX>(2 * C);
-        auto dwte = filled<float>(3 * C, 1.0f), dwpe = filled<float>(2 * C, 1.0f);
-        backend.call(tested<floatX>.forward, out, tokens, wte, wpe, 1, 2, C, VocabShard{0, 3});
-        backend.call(tested<floatX>.backward, dwte, dwpe, dout, tokens, 1, 2, C, VocabShard{0, 3});
-        for (int c = 0; c < C; c++) {
-            CHECK(float(out[c]) == 5.0f);
-            CHECK(float(out[C + c]) == 6.0f);
-            CHECK(dwte[c] == 1.0f);
-            CHECK(dwte[C + c] == 1.0f);
-            CHECK(dwte[2 * C + c] == 25.0f);
-            CHECK(dwpe[c] == 9.0f);
-            CHECK(dwpe[C + c] == 17.0f);
-        }
+        const auto r = run(backend, tested<floatX>, in);
+        for (int i = 0; i < 2 * C; i++) CHECK(float(r.out[i]) == (i < C ? 5.0f : 6.0f));
+        for (int i = 0; i < 2 * C; i++) CHECK(r.dwpe[i] == (i < C ? 7.5f : 15.5f));
+        for (int i = 0; i < 3 * C; i++) CHECK(r.dwte[i] == (i < 2 * C ? 0.5f : 24.5f));
     });
 }
 
 template <class floatX, class Backend>
 void nan_in_dout(const Backend& backend) {
-    const Shape s{2, 40, 8, 7};
     Tensor<int> tokens(80);
     for (int n = 0; n < 80; n++) tokens[n] = n % 7;
-    auto dout = filled<floatX>(80 * 8, 1.0f);
-    dout[45 * 8 + 2] = floatX(NAN);  // token 3, position 5
+    Inputs<floatX> in({2, 40, 8, 7}, std::move(tokens));
+    in.dout[45 * 8 + 2] = floatX(NAN);  // token 3, position 5
     backend.on_each_variant([&] {
-        const Gradients got = backward(backend, tested<floatX>, dout, tokens, s);
+        const auto got = run(backend, tested<floatX>, in);
         for (int i = 0; i < 7 * 8; i++) REQUIRE(std::isnan(got.dwte[i]) == (i == 3 * 8 + 2));
         for (int i = 0; i < 40 * 8; i++) REQUIRE(std::isnan(got.dwpe[i]) == (i == 5 * 8 + 2));
     });

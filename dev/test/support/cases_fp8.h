@@ -1,6 +1,6 @@
-// cases_fp8.h: the cases of the FP8 matmuls that test_fp8_matmul.cpp and test_gpu_fp8.cu share. The definition here
-// rounds the operands with base/fp8.h and sums in double. These cases need a backend with bound(value, K, gelu), the
-// error bound of a sum of K products.
+// cases_fp8.h: the cases of the FP8 matmuls that test_fp8_matmul.cpp and test_gpu_fp8.cu share. The definition is that
+// of the bf16 matmul, for operands that are rounded with base/fp8.h. These cases need a backend with
+// bound(value, K, gelu), the error bound of a sum of K products.
 #pragma once
 #include "base/fp8.h"
 #include "support/cases_matmul.h"
@@ -8,6 +8,8 @@
 namespace fp8_cases {
 
 using matmul_cases::Bound;
+using matmul_cases::Forward;
+using matmul_cases::Gradients;
 using matmul_cases::Inputs;
 using matmul_cases::Options;
 using matmul_cases::Shape;
@@ -49,51 +51,19 @@ inline float largest(const Tensor<bf16>& x) {
     return amax;
 }
 
+// The values of a tensor in FP8, which are exact in bf16.
 template <class Format>
-std::vector<double> rounded(const Tensor<bf16>& x) {
+Tensor<bf16> rounded(const Tensor<bf16>& x) {
     const Fp8Scale s = fp8_scale<Format>(largest(x));
-    std::vector<double> out;
+    Tensor<bf16> out(x.size());
     for (int64_t i = 0; i < x.size(); i++)
-        out.push_back(double(fp8_value<Format>(fp8_code<Format>(float(x[i]) * s.scale))) * double(s.inverse));
+        out[i] = bf16(fp8_value<Format>(fp8_code<Format>(float(x[i]) * s.scale)) * s.inverse);
     return out;
 }
 
-inline double gelu(double x) { return 0.5 * x * (1 + std::tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))); }
-inline double gelu_derivative(double x) {
-    const double t = std::tanh(0.7978845608028654 * (x + 0.044715 * x * x * x));
-    return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * 0.7978845608028654 * (1 + 3 * 0.044715 * x * x);
-}
-
-// The outputs of one call, computed by the definition or by the operations, with the bounds of the backend.
-template <class Backend>
-struct ForwardOutputs {
-    Tensor<bf16> out, pre_gelu;
-    Outputs list(const Backend& backend, Shape s, Options options) const {
-        Outputs outputs;
-        const auto add = [&](const char* name, Value value, const Tensor<bf16>& tensor) {
-            const Bound bound = backend.bound(value, s.IC, options.gelu);
-            outputs.push_back(output(name, tensor, s.OC, bound.relative, bound.absolute));
-        };
-        add("out", Value::out, out);
-        if (options.gelu) add("pre_gelu", Value::pre_gelu, pre_gelu);
-        return outputs;
-    }
-};
-
-template <class Backend>
-ForwardOutputs<Backend> defined_forward(const Inputs<bf16>& in, Options options) {
-    const auto [N, IC, OC] = in.s;
-    const std::vector<double> x = rounded<E4M3>(in.inp), w = rounded<E4M3>(in.weight);
-    ForwardOutputs<Backend> r{poisoned<bf16>(int64_t(N) * OC), poisoned<bf16>(int64_t(N) * OC)};
-    for (int n = 0; n < N; n++)
-        for (int o = 0; o < OC; o++) {
-            double sum = options.bias ? double(float(in.bias[o])) : 0.0;
-            for (int i = 0; i < IC; i++) sum += x[size_t(n * IC + i)] * w[size_t(o * IC + i)];
-            const int64_t at = int64_t(n) * OC + o;
-            if (options.residual) sum += double(float(in.residual[at]));
-            r.pre_gelu[at] = bf16(float(sum));
-            r.out[at] = bf16(float(options.gelu ? gelu(sum) : sum));
-        }
+inline Inputs<bf16> rounded_inputs(const Inputs<bf16>& in) {
+    Inputs<bf16> r(in.s);
+    r.inp = rounded<E4M3>(in.inp), r.weight = rounded<E4M3>(in.weight), r.dout = rounded<E5M2>(in.dout);
     return r;
 }
 
@@ -117,9 +87,9 @@ struct Fp8Memory {
 inline bool same_amax(float a, float b) { return a == b || (std::isnan(a) && std::isnan(b)); }
 
 template <class Backend>
-ForwardOutputs<Backend> forward(const Backend& backend, const Inputs<bf16>& in, Options options) {
+Forward<bf16> forward(const Backend& backend, const Inputs<bf16>& in, Options options) {
     const Shape s = in.s;
-    ForwardOutputs<Backend> r{poisoned<bf16>(int64_t(s.N) * s.OC), poisoned<bf16>(int64_t(s.N) * s.OC)};
+    Forward<bf16> r{poisoned<bf16>(int64_t(s.N) * s.OC), poisoned<bf16>(int64_t(s.N) * s.OC)};
     const bool finds_amax = options.gelu;  // one of the two ways with each option
     auto inp_amax = filled<float>(1, finds_amax ? 0.0f : largest(in.inp)), out_amax = filled<float>(1, 0.0f);
     const auto op = [&](bf16* out, bf16* pre_gelu, float* out_amax, const bf16* inp, float* inp_amax,
@@ -136,64 +106,10 @@ ForwardOutputs<Backend> forward(const Backend& backend, const Inputs<bf16>& in, 
     return r;
 }
 
-// The gradients of parameters start at random numbers with `accumulate`, and at NaN without.
 template <class Backend>
-struct Gradients {
-    Tensor<bf16> dinp;
-    Tensor<float> dweight, dbias;
-
-    Gradients(Shape s, bool accumulate)
-        : dinp(poisoned<bf16>(int64_t(s.N) * s.IC)),
-          dweight(before(int64_t(s.OC) * s.IC, 6, accumulate)),
-          dbias(before(s.OC, 7, accumulate)) {}
-    static Tensor<float> before(int64_t size, uint64_t seed, bool accumulate) {
-        return accumulate ? random_tensor<float>(size, seed) : poisoned<float>(size);
-    }
-    Outputs list(const Backend& backend, Shape s, Options options) const {
-        Outputs outputs;
-        const auto add = [&](const char* name, Value value, const auto& tensor, int columns, int K) {
-            const Bound bound = backend.bound(value, K, options.gelu);
-            outputs.push_back(output(name, tensor, columns, bound.relative, bound.absolute));
-        };
-        add("dinp", Value::dinp, dinp, s.IC, s.OC);
-        add("dweight", Value::dweight, dweight, s.IC, s.N);
-        if (options.bias) add("dbias", Value::dbias, dbias, s.OC, s.N);
-        return outputs;
-    }
-};
-
-template <class Backend>
-Gradients<Backend> defined_backward(const Inputs<bf16>& in, Options options) {
-    const auto [N, IC, OC] = in.s;
-    const std::vector<double> x = rounded<E4M3>(in.inp), w = rounded<E4M3>(in.weight), dy = rounded<E5M2>(in.dout);
-    Gradients<Backend> r(in.s, options.accumulate);
-    const auto add = [&](float& gradient, double sum) {
-        gradient = float(options.accumulate ? double(gradient) + sum : sum);
-    };
-    for (int n = 0; n < N; n++)
-        for (int i = 0; i < IC; i++) {
-            const int64_t at = int64_t(n) * IC + i;
-            double sum = 0.0;
-            for (int o = 0; o < OC; o++) sum += dy[size_t(n * OC + o)] * w[size_t(o * IC + i)];
-            r.dinp[at] = bf16(float(options.gelu ? sum * gelu_derivative(double(float(in.pre_gelu[at]))) : sum));
-        }
-    for (int o = 0; o < OC; o++) {
-        double bias_sum = 0.0;
-        for (int n = 0; n < N; n++) bias_sum += double(float(in.dout[int64_t(n) * OC + o]));
-        add(r.dbias[o], bias_sum);
-        for (int i = 0; i < IC; i++) {
-            double sum = 0.0;
-            for (int n = 0; n < N; n++) sum += dy[size_t(n * OC + o)] * x[size_t(n * IC + i)];
-            add(r.dweight[int64_t(o) * IC + i], sum);
-        }
-    }
-    return r;
-}
-
-template <class Backend>
-Gradients<Backend> backward(const Backend& backend, const Inputs<bf16>& in, Options options) {
+Gradients<bf16> backward(const Backend& backend, const Inputs<bf16>& in, Options options) {
     const Shape s = in.s;
-    Gradients<Backend> r(s, options.accumulate);
+    Gradients<bf16> r(s, options.accumulate);
     const bool finds_amax = options.gelu;
     auto inp_amax = filled<float>(1, largest(in.inp)), dinp_amax = filled<float>(1, 0.0f);
     auto dout_amax = filled<float>(1, finds_amax ? 0.0f : largest(in.dout));
@@ -212,36 +128,40 @@ Gradients<Backend> backward(const Backend& backend, const Inputs<bf16>& in, Opti
     return r;
 }
 
+// The gradient of the bias is the sum of the gradients before they are rounded.
 template <class Backend>
 void compare(const Backend& backend, const Inputs<bf16>& in, Options options) {
     const std::string what = matmul_cases::describe(in.s, options);
     CAPTURE(what);
+    const auto bound_of = [&](Value value, int K) { return backend.bound(value, K, options.gelu); };
+    const auto& definition = matmul_cases::definition<bf16>;
+    const Inputs<bf16> in_fp8 = rounded_inputs(in);
     if (!options.accumulate)
-        backend.compare(defined_forward<Backend>(in, options).list(backend, in.s, options),
-                        [&] { return forward(backend, in, options).list(backend, in.s, options); });
-    if (!options.residual)
-        backend.compare(defined_backward<Backend>(in, options).list(backend, in.s, options),
-                        [&] { return backward(backend, in, options).list(backend, in.s, options); });
+        backend.compare(list(forward(OnHost{}, definition, in_fp8, options), in.s, options, bound_of),
+                        [&] { return list(forward(backend, in, options), in.s, options, bound_of); });
+    if (options.residual) return;
+    auto want = backward(OnHost{}, definition, in_fp8, options);
+    want.dbias = backward(OnHost{}, definition, in, options).dbias;
+    backend.compare(list(want, in.s, options, bound_of),
+                    [&] { return list(backward(backend, in, options), in.s, options, bound_of); });
 }
 
 // Infinity and NaN must not be rounded to the largest FP8 value. If a tensor contains one, all results of the tensor
 // are NaN.
 template <class Backend>
 void not_finite(const Backend& backend, Shape s) {
+    const auto all_nan = [](const auto& tensor) {
+        int64_t numbers = 0;
+        for (int64_t i = 0; i < tensor.size(); i++) numbers += !std::isnan(float(tensor[i]));
+        return numbers == 0;
+    };
     for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
-        Inputs<bf16> in(s);
+        CAPTURE(bad);
+        Inputs<bf16> in(s), of_weight(s), of_gradient(s);
         in.inp[s.IC + 1] = bf16(-bad);
-        Inputs<bf16> of_weight(s);
         of_weight.weight[s.IC + 1] = bf16(bad);
-        Inputs<bf16> of_gradient(s);
         of_gradient.dout[s.OC + 3] = bf16(bad);
-        const auto all_nan = [](const auto& tensor) {
-            for (int64_t i = 0; i < tensor.size(); i++)
-                if (!std::isnan(float(tensor[i]))) return false;
-            return true;
-        };
         backend.on_each_variant([&] {
-            CAPTURE(bad);
             CHECK(all_nan(forward(backend, in, {}).out));
             CHECK(all_nan(forward(backend, of_weight, {}).out));
             CHECK(all_nan(backward(backend, in, {}).dweight));

@@ -23,42 +23,33 @@ inline float row_error(int C, float offset) {
 // ---- forward
 
 template <class floatX>
-struct ForwardInputs {
-    int N, C;
-    float offset;  // mean of inp
-    Tensor<floatX> inp, weight, bias;
-    ForwardInputs(int N, int C, float offset)
-        : N(N),
-          C(C),
-          offset(offset),
-          inp(random_tensor<floatX>(int64_t(N) * C, 1, 1.0f, offset)),
-          weight(random_tensor<floatX>(C, 3)),
-          bias(random_tensor<floatX>(C, 4)) {}
+struct Forward {
+    Tensor<floatX> out;
+    Tensor<float> mean, rstd;
 };
 
-// out has the errors of mean and rstd, and is rounded to floatX once.
 template <class Backend, class floatX>
-Outputs forward(const Backend& backend, const Ops<floatX>& ops, const ForwardInputs<floatX>& in) {
-    const int N = in.N, C = in.C;
-    const int64_t size = int64_t(N) * C;
-    const float error = row_error(C, in.offset);
-    auto out = poisoned<floatX>(size);
-    auto mean = poisoned<float>(N), rstd = poisoned<float>(N);
-    backend.call(ops.forward, out, mean, rstd, nullptr, in.inp, in.weight, in.bias, N, C);
-    Outputs outputs;
-    outputs.push_back(output("mean", mean, 1, 0.0f, error));
-    outputs.push_back(output("rstd", rstd, 1, error, 0.0f));
-    outputs.push_back(output("out", out, C, rounding_step<floatX>(), 8 * error));
-    return outputs;
+Forward<floatX> forward(const Backend& backend, const Ops<floatX>& ops, const Tensor<floatX>& inp,
+                        const Tensor<floatX>& weight, const Tensor<floatX>& bias) {
+    const int C = int(weight.size()), N = int(inp.size() / C);
+    Forward<floatX> r{poisoned<floatX>(inp.size()), poisoned<float>(N), poisoned<float>(N)};
+    backend.call(ops.forward, r.out, r.mean, r.rstd, nullptr, inp, weight, bias, N, C);
+    return r;
 }
 
+// out has the errors of mean and rstd, and is rounded to floatX once.
 template <class floatX, class Backend>
 void compare_forward(const Backend& backend, int N, int C, float offset = 0.0f) {
-    CAPTURE(N);
-    CAPTURE(C);
-    CAPTURE(offset);
-    const ForwardInputs<floatX> in(N, C, offset);
-    backend.compare(forward(OnHost{}, definition<floatX>, in), [&] { return forward(backend, tested<floatX>, in); });
+    INFO("N=", N, " C=", C, " offset=", offset);
+    const auto inp = random_tensor<floatX>(int64_t(N) * C, 1, 1.0f, offset);
+    const auto weight = random_tensor<floatX>(C, 3), bias = random_tensor<floatX>(C, 4);
+    const float error = row_error(C, offset);
+    const auto outputs = [&](const auto& where, const Ops<floatX>& ops) {
+        const auto r = forward(where, ops, inp, weight, bias);
+        return outputs_of(output("mean", r.mean, 1, 0.0f, error), output("rstd", r.rstd, 1, error, 0.0f),
+                          output("out", r.out, C, rounding_step<floatX>(), 8 * error));
+    };
+    backend.compare(outputs(OnHost{}, definition<floatX>), [&] { return outputs(backend, tested<floatX>); });
 }
 
 // The row 0, 2, 4, ... of C numbers has mean C - 1 and variance (C^2 - 1) / 3. A GPU's rsqrtf has an error of up to 2
@@ -68,31 +59,25 @@ void known_row(const Backend& backend, int C) {
     CAPTURE(C);
     Tensor<floatX> inp(C);
     for (int c = 0; c < C; c++) inp[c] = floatX(float(2 * c));
-    const auto weight = filled<floatX>(C, 2.0f), bias = filled<floatX>(C, 1.0f);
-    const double mean_of_row = C - 1, rstd_of_row = 1.0 / std::sqrt((double(C) * C - 1) / 3 + 1e-5);
+    const double mean = C - 1, rstd = 1.0 / std::sqrt((double(C) * C - 1) / 3 + 1e-5);
+    const double error = double(epsilon<floatX>()) + 3 * double(epsilon<float>());
     backend.on_each_variant([&] {
-        auto out = poisoned<floatX>(C);
-        auto mean = poisoned<float>(1), rstd = poisoned<float>(1);
-        backend.call(tested<floatX>.forward, out, mean, rstd, nullptr, inp, weight, bias, 1, C);
-        CHECK(double(mean[0]) == mean_of_row);
-        CHECK(rstd[0] == doctest::Approx(rstd_of_row).epsilon(1e-6));
-        const double error = double(epsilon<floatX>()) + 3 * double(epsilon<float>());
+        const auto r = forward(backend, tested<floatX>, inp, filled<floatX>(C, 2.0f), filled<floatX>(C, 1.0f));
+        CHECK(double(r.mean[0]) == mean);
+        CHECK(r.rstd[0] == doctest::Approx(rstd).epsilon(1e-6));
         for (int c = 0; c < C; c++)
-            CHECK(float(out[c]) == doctest::Approx(2.0 * (2 * c - mean_of_row) * rstd_of_row + 1.0).epsilon(error));
+            CHECK(float(r.out[c]) == doctest::Approx(2.0 * (2 * c - mean) * rstd + 1.0).epsilon(error));
     });
 }
 
 // eps alone keeps rstd finite.
 template <class floatX, class Backend>
 void constant_row(const Backend& backend, int C) {
-    CAPTURE(C);
-    const auto inp = filled<floatX>(C, 3.0f), weight = filled<floatX>(C, 2.0f), bias = filled<floatX>(C, 0.5f);
     backend.on_each_variant([&] {
-        auto out = poisoned<floatX>(C);
-        auto mean = poisoned<float>(1), rstd = poisoned<float>(1);
-        backend.call(tested<floatX>.forward, out, mean, rstd, nullptr, inp, weight, bias, 1, C);
-        for (int c = 0; c < C; c++) CHECK(float(out[c]) == 0.5f);
-        CHECK(rstd[0] == doctest::Approx(1.0 / std::sqrt(1e-5)).epsilon(1e-5));
+        const auto bias = filled<floatX>(C, 0.5f);
+        const auto r = forward(backend, tested<floatX>, filled<floatX>(C, 3.0f), filled<floatX>(C, 2.0f), bias);
+        CHECK(same_bits(r.out, bias));
+        CHECK(r.rstd[0] == doctest::Approx(1.0 / std::sqrt(1e-5)).epsilon(1e-5));
     });
 }
 
@@ -100,20 +85,11 @@ template <class floatX, class Backend>
 void nan_in_a_row(const Backend& backend, int C) {
     CAPTURE(C);
     auto inp = random_tensor<floatX>(2 * C, 1);
-    const auto weight = filled<floatX>(C, 1.0f);
     inp[5] = floatX(NAN);
     backend.on_each_variant([&] {
-        auto out = filled<floatX>(2 * C, 0.0f);
-        auto mean = poisoned<float>(2), rstd = poisoned<float>(2);
-        backend.call(tested<floatX>.forward, out, mean, rstd, nullptr, inp, weight, weight, 2, C);
-        for (const auto* statistic : {&mean, &rstd}) {
-            CHECK(std::isnan((*statistic)[0]));
-            CHECK_FALSE(std::isnan((*statistic)[1]));
-        }
-        for (int c = 0; c < C; c++) {
-            CHECK(std::isnan(float(out[c])));
-            CHECK_FALSE(std::isnan(float(out[C + c])));
-        }
+        const auto r = forward(backend, tested<floatX>, inp, filled<floatX>(C, 1.0f), filled<floatX>(C, 1.0f));
+        for (int n : {0, 1}) CHECK((std::isnan(r.mean[n]) == (n == 0) && std::isnan(r.rstd[n]) == (n == 0)));
+        for (int i = 0; i < 2 * C; i++) CHECK(std::isnan(float(r.out[i])) == (i < C));
     });
 }
 
@@ -142,8 +118,8 @@ struct BackwardInputs {
           mean(random_tensor<float>(N, 5, 0.1f, offset)),
           rstd(random_tensor<float>(N, 6, 0.1f, 1.0f)) {
         if (statistics == Statistics::random) return;
-        auto out = poisoned<floatX>(int64_t(N) * C);
-        OnHost{}.call(definition<floatX>.forward, out, mean, rstd, nullptr, inp, weight, weight, N, C);
+        auto r = forward(OnHost{}, definition<floatX>, inp, weight, weight);
+        mean = std::move(r.mean), rstd = std::move(r.rstd);
     }
 };
 
@@ -197,55 +173,41 @@ Outputs backward_outputs(const Backend& backend, const Ops<floatX>& ops, const B
     const Gradients<floatX> g = backward(backend, ops, in, where);
     const float root = std::sqrt(float(in.N)), error = row_error(in.C, in.offset);
     const float column_error = root * (8.0f + 2.0f * root) * epsilon<float>();
-    Outputs outputs;
-    outputs.push_back(output("dinp", g.dinp, in.C, rounding_step<floatX>(), 8 * error));
-    outputs.push_back(output("dweight", g.dweight, 1, 0.0f, column_error * (1.0f + std::fabs(in.offset))));
-    outputs.push_back(output("dbias", g.dbias, 1, 0.0f, column_error));
     expect_close("dbranch_bias", off_column_sums(g.dbranch_bias, g.dinp, in.C), filled<float>(in.C, 0.0f), 1, 0.0f,
                  std::min(4.0f * root, 8.0f + root) * epsilon<float>());
-    return outputs;
+    return outputs_of(output("dinp", g.dinp, in.C, rounding_step<floatX>(), 8 * error),
+                      output("dweight", g.dweight, 1, 0.0f, column_error * (1.0f + std::fabs(in.offset))),
+                      output("dbias", g.dbias, 1, 0.0f, column_error));
 }
 
 template <class floatX, class Backend>
 void compare_backward(const Backend& backend, int N, int C, Dresidual where = Dresidual::apart, float offset = 0.0f,
                       Statistics statistics = Statistics::random) {
-    CAPTURE(N);
-    CAPTURE(C);
-    CAPTURE(offset);
-    CAPTURE(int(where));
-    CAPTURE(int(statistics));
+    INFO("N=", N, " C=", C, " offset=", offset, " dresidual=", int(where), " statistics=", int(statistics));
     const BackwardInputs<floatX> in(N, C, offset, statistics);
     backend.compare(backward_outputs(OnHost{}, definition<floatX>, in, where),
                     [&] { return backward_outputs(backend, tested<floatX>, in, where); });
 }
 
+// Two runs have the same bits, with dresidual in place too, and without dbranch_bias.
 template <class floatX, class Backend>
 void optional_arguments(const Backend& backend, int N, int C) {
     BackwardInputs<floatX> in(N, C);
+    const auto bits = [&](Dresidual where, bool with_branch_bias, bool of_branch_bias) {
+        const auto g = backward(backend, tested<floatX>, in, where, with_branch_bias);
+        return outputs_of(output("dinp", g.dinp, C, 0, 0), output("dweight", g.dweight, C, 0, 0),
+                          output("dbias", g.dbias, C, 0, 0),
+                          output("dbranch_bias", of_branch_bias ? g.dbranch_bias : g.dbias, C, 0, 0));
+    };
     backend.on_each_variant([&] {
-        const auto expect_same = [&](const char* what, const Gradients<floatX>& a, const Gradients<floatX>& b) {
-            INFO(what);
-            CHECK(same_bits(a.dinp, b.dinp));
-            CHECK(same_bits(a.dweight, b.dweight));
-            CHECK(same_bits(a.dbias, b.dbias));
-        };
-        const auto whole = backward(backend, tested<floatX>, in);
-        const auto again = backward(backend, tested<floatX>, in);
-        const auto in_place = backward(backend, tested<floatX>, in, Dresidual::in_place);
-        const auto no_branch = backward(backend, tested<floatX>, in, Dresidual::apart, false);
-        expect_same("a second run", again, whole);
-        CHECK(same_bits(again.dbranch_bias, whole.dbranch_bias));
-        expect_same("dresidual in place", in_place, whole);
-        CHECK(same_bits(in_place.dbranch_bias, whole.dbranch_bias));
-        expect_same("without dbranch_bias", no_branch, whole);
-        for (int c = 0; c < C; c++) {
-            CHECK(whole.dbranch_bias[c] != before);
-            CHECK(no_branch.dbranch_bias[c] == before);
-        }
-        const auto none = backward(backend, tested<floatX>, in, Dresidual::none, false);
-        BackwardInputs<floatX> zeros(N, C);
-        zeros.dresidual = filled<floatX>(int64_t(N) * C, 0.0f);
-        expect_same("without dresidual", none, backward(backend, tested<floatX>, zeros));
+        const Outputs whole = bits(Dresidual::apart, true, true);
+        expect_same_bits("a second run: ", bits(Dresidual::apart, true, true), whole);
+        expect_same_bits("dresidual in place: ", bits(Dresidual::in_place, true, true), whole);
+        expect_same_bits("without dbranch_bias: ", bits(Dresidual::apart, false, false),
+                         bits(Dresidual::apart, true, false));
+        in.dresidual = filled<floatX>(int64_t(N) * C, 0.0f);
+        expect_same_bits("without dresidual: ", bits(Dresidual::none, true, true), bits(Dresidual::apart, true, true));
+        in.dresidual = random_tensor<floatX>(int64_t(N) * C, 4);
     });
 }
 

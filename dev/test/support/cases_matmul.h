@@ -85,15 +85,19 @@ template <class floatX>
 struct Gradients {
     Tensor<floatX> dinp;
     Tensor<float> dweight, dbias;
+    Gradients(Shape s, bool accumulate)
+        : dinp(poisoned<floatX>(int64_t(s.N) * s.IC)),
+          dweight(before(int64_t(s.OC) * s.IC, 6, accumulate)),
+          dbias(before(s.OC, 7, accumulate)) {}
+    static Tensor<float> before(int64_t size, uint64_t seed, bool accumulate) {
+        return accumulate ? random_tensor<float>(size, seed) : poisoned<float>(size);
+    }
 };
 
 template <class Backend, class floatX>
 Gradients<floatX> backward(const Backend& backend, const Ops<floatX>& ops, const Inputs<floatX>& in, Options options) {
     const Shape s = in.s;
-    const auto before = [&](int64_t size, uint64_t seed) {
-        return options.accumulate ? random_tensor<float>(size, seed) : poisoned<float>(size);
-    };
-    Gradients<floatX> r{poisoned<floatX>(int64_t(s.N) * s.IC), before(int64_t(s.OC) * s.IC, 6), before(s.OC, 7)};
+    Gradients<floatX> r(s, options.accumulate);
     const auto op = [&](floatX* dinp, float* dweight, float* dbias, const floatX* dout, const floatX* inp,
                         const floatX* weight, const floatX* pre_gelu, Stream stream) {
         const Packed<floatX> packed(ops, weight, s, options.packed);
@@ -105,6 +109,29 @@ Gradients<floatX> backward(const Backend& backend, const Ops<floatX>& ops, const
     return r;
 }
 
+// bound_of(value, K): the error bound of a sum of K products.
+template <class floatX, class BoundOf>
+Outputs list(const Forward<floatX>& r, Shape s, Options options, const BoundOf& bound_of) {
+    const Bound of_out = bound_of(Value::out, s.IC), of_pre_gelu = bound_of(Value::pre_gelu, s.IC);
+    Outputs outputs = outputs_of(output("out", r.out, s.OC, of_out.relative, of_out.absolute));
+    if (options.gelu)
+        outputs.push_back(output("pre_gelu", r.pre_gelu, s.OC, of_pre_gelu.relative, of_pre_gelu.absolute));
+    return outputs;
+}
+
+template <class floatX, class BoundOf>
+Outputs list(const Gradients<floatX>& r, Shape s, Options options, const BoundOf& bound_of) {
+    Outputs outputs;
+    const auto add = [&](const char* name, Value value, const auto& tensor, int columns, int K) {
+        const Bound bound = bound_of(value, K);
+        outputs.push_back(output(name, tensor, columns, bound.relative, bound.absolute));
+    };
+    add("dinp", Value::dinp, r.dinp, s.IC, s.OC);
+    add("dweight", Value::dweight, r.dweight, s.IC, s.N);
+    if (options.bias) add("dbias", Value::dbias, r.dbias, s.OC, s.N);
+    return outputs;
+}
+
 inline std::string describe(Shape s, Options options) {
     return format("N=%d IC=%d OC=%d bias=%d gelu=%d residual=%d accumulate=%d packed=%d ", s.N, s.IC, s.OC,
                   options.bias, options.gelu, options.residual, options.accumulate, options.packed);
@@ -112,41 +139,20 @@ inline std::string describe(Shape s, Options options) {
 
 template <class floatX, class Backend>
 void compare_forward(const Backend& backend, const Inputs<floatX>& in, Options options) {
-    const Shape s = in.s;
-    const std::string what = describe(s, options);
+    const std::string what = describe(in.s, options);
     CAPTURE(what);
-    const auto outputs = [&](const auto& where, const Ops<floatX>& ops) {
-        const auto r = forward(where, ops, in, options);
-        Outputs outputs;
-        const auto add = [&](const char* name, Value value, const auto& tensor) {
-            const Bound bound = backend.template bound<floatX>(value, s.IC, options);
-            outputs.push_back(output(name, tensor, s.OC, bound.relative, bound.absolute));
-        };
-        add("out", Value::out, r.out);
-        if (options.gelu) add("pre_gelu", Value::pre_gelu, r.pre_gelu);
-        return outputs;
-    };
-    backend.compare(outputs(OnHost{}, definition<floatX>), [&] { return outputs(backend, tested<floatX>); });
+    const auto bound_of = [&](Value value, int K) { return backend.template bound<floatX>(value, K, options); };
+    backend.compare(list(forward(OnHost{}, definition<floatX>, in, options), in.s, options, bound_of),
+                    [&] { return list(forward(backend, tested<floatX>, in, options), in.s, options, bound_of); });
 }
 
 template <class floatX, class Backend>
 void compare_backward(const Backend& backend, const Inputs<floatX>& in, Options options) {
-    const Shape s = in.s;
-    const std::string what = describe(s, options);
+    const std::string what = describe(in.s, options);
     CAPTURE(what);
-    const auto outputs = [&](const auto& where, const Ops<floatX>& ops) {
-        const auto r = backward(where, ops, in, options);
-        Outputs outputs;
-        const auto add = [&](const char* name, Value value, const auto& tensor, int columns, int K) {
-            const Bound bound = backend.template bound<floatX>(value, K, options);
-            outputs.push_back(output(name, tensor, columns, bound.relative, bound.absolute));
-        };
-        add("dinp", Value::dinp, r.dinp, s.IC, s.OC);
-        add("dweight", Value::dweight, r.dweight, s.IC, s.N);
-        if (options.bias) add("dbias", Value::dbias, r.dbias, s.OC, s.N);
-        return outputs;
-    };
-    backend.compare(outputs(OnHost{}, definition<floatX>), [&] { return outputs(backend, tested<floatX>); });
+    const auto bound_of = [&](Value value, int K) { return backend.template bound<floatX>(value, K, options); };
+    backend.compare(list(backward(OnHost{}, definition<floatX>, in, options), in.s, options, bound_of),
+                    [&] { return list(backward(backend, tested<floatX>, in, options), in.s, options, bound_of); });
 }
 
 // Two calls, one for dinp and one for the parameters' gradients, have the bits of one call. Each gets null for the
@@ -168,15 +174,11 @@ void gradients_one_by_one(const Backend& backend, const Ops<floatX>& ops, const 
     };
     backend.on_each_variant([&] {
         const auto both = backward(backend, ops, in, options);
-        auto dinp = poisoned<floatX>(both.dinp.size());
-        auto dweight =
-            options.accumulate ? random_tensor<float>(both.dweight.size(), 6) : poisoned<float>(both.dweight.size());
-        auto dbias = options.accumulate ? random_tensor<float>(s.OC, 7) : poisoned<float>(s.OC);
-        backend.call(of_input, dinp, in.dout, in.weight, options.gelu ? &in.pre_gelu : nullptr);
-        backend.call(of_parameters, dweight, options.bias ? &dbias : nullptr, in.dout, in.inp);
-        CHECK(same_bits(dinp, both.dinp));
-        CHECK(same_bits(dweight, both.dweight));
-        if (options.bias) CHECK(same_bits(dbias, both.dbias));
+        const auto no_bound = [](Value, int) { return Bound{}; };
+        Gradients<floatX> apart(s, options.accumulate);
+        backend.call(of_input, apart.dinp, in.dout, in.weight, options.gelu ? &in.pre_gelu : nullptr);
+        backend.call(of_parameters, apart.dweight, options.bias ? &apart.dbias : nullptr, in.dout, in.inp);
+        expect_same_bits("", list(apart, s, options, no_bound), list(both, s, options, no_bound));
     });
 }
 

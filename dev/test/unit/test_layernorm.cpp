@@ -14,43 +14,31 @@ static void compare(int N, int C, float offset = 0.0f) {
         compare_backward<floatX>(cpu_backend, N, C, Dresidual::apart, offset, statistics);
 }
 
-TEST_CASE_TEMPLATE("LayerNorm at GPT-2's widths agrees with the definition", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("LayerNorm at GPT-2's widths and at awkward sizes agrees with the definition", floatX, float, bf16) {
     for (int C : {768, 1024, 1280, 1600}) compare<floatX>(70, C);
-}
-
-TEST_CASE_TEMPLATE("LayerNorm at awkward sizes agrees with the definition", floatX, float, bf16) {
-    for (int N : {1, 7, 33})
+    for (int N : {1, 3, 7, 33})
         for (int C : {2, 7, 17, 65, 127}) compare<floatX>(N, C);
-    compare<floatX>(3, 65);
     compare<floatX>(9000, 7);  // more than 256 pieces of 32 rows
-}
-
-// A variance computed as E[x^2] - E[x]^2 would cancel here: a float of 1e6 is too coarse for a variance of 1.
-TEST_CASE_TEMPLATE("LayerNorm of numbers far from zero agrees with the definition", floatX, float, bf16) {
+    // A variance computed as E[x^2] - E[x]^2 would cancel: a float of 1e6 is too coarse for a variance of 1.
     for (const float offset : {30.0f, 1000.0f}) compare<floatX>(8, 768, offset);
+    for (const Dresidual past : {Dresidual::none, Dresidual::in_place})
+        compare_backward<floatX>(cpu_backend, 9, 65, past);
 }
 
-TEST_CASE_TEMPLATE("LayerNorm gives a row zero mean and unit variance", floatX, float, bf16) {
+TEST_CASE_TEMPLATE("LayerNorm gives a row zero mean and unit variance, and a constant row is the bias", floatX, float,
+                   bf16) {
     for (int C : {4, 8}) known_row<floatX>(cpu_backend, C);
-}
-
-TEST_CASE_TEMPLATE("LayerNorm of a constant row is the bias", floatX, float, bf16) {
     for (int C : {19, 24}) constant_row<floatX>(cpu_backend, C);
-}
-
-TEST_CASE_TEMPLATE("a NaN in the input of LayerNorm reaches its row and no other", floatX, float, bf16) {
-    for (int C : {33, 40}) nan_in_a_row<floatX>(cpu_backend, C);
 }
 
 TEST_CASE_TEMPLATE("LayerNorm backward without dresidual or dbranch_bias, or in place, has the same bits", floatX,
                    float, bf16) {
     optional_arguments<floatX>(cpu_backend, 40, 65);
-    for (const Dresidual past : {Dresidual::none, Dresidual::in_place})
-        compare_backward<floatX>(cpu_backend, 9, 65, past);
 }
 
-TEST_CASE_TEMPLATE("a NaN in dout reaches its row of dinp and its column of the parameters' gradients", floatX, float,
+TEST_CASE_TEMPLATE("a NaN reaches its row, and its column of the parameters' gradients, and no other", floatX, float,
                    bf16) {
+    for (int C : {33, 40}) nan_in_a_row<floatX>(cpu_backend, C);
     nan_in_dout<floatX>(cpu_backend, 6, 70);
 }
 
