@@ -1,13 +1,7 @@
 // test_device.cpp: tests device.h on the CPU: allocations and their failures, copies, timers, and scratch memory.
-#include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <chrono>
 #include <cstdlib>
 #include <thread>
-
-#include <omp.h>
 
 #include "base/host.h"
 #include "cpu/matmul.h"
@@ -19,24 +13,22 @@ TEST_CASE("device_allocate returns zeroed, aligned memory and counts its bytes, 
     device_cases::allocation({1, 63, 100'000, (2 << 20) - 1, 2 << 20, (5 << 20) + 7});
 }
 
-TEST_CASE("too large a request is refused with its purpose and its size, and leaves nothing behind") {
+TEST_CASE("too large a request is refused with its purpose, its size and advice, and leaves nothing behind") {
     const int64_t before = device_bytes_allocated(), petabyte = int64_t(1) << 50;
-    CHECK_THROWS_WITH_AS(device_allocate(petabyte, "logits"),
-                         doctest::Contains("no memory for logits: 1,125,899,906,842,624 bytes asked"), Error);
-    CHECK_THROWS_WITH_AS(device_allocate(petabyte, "logits"), doctest::Contains("available"), Error);
-    CHECK(device_bytes_allocated() == before);
-}
-
-TEST_CASE("a lack of memory advises a smaller batch, and for the model's own memory a smaller model") {
-    const int64_t petabyte = int64_t(1) << 50;
-    for (const char* purpose : {"weights", "packed weights", "fp32 master weights (--master-weights, --zero)",
-                                "AdamW's first moments (--zero)", "gradients"})
+    const auto refused = [&](const char* purpose, const char* advice) {
         CHECK_THROWS_WITH_AS(
             device_allocate(petabyte, purpose),
-            doctest::Contains("; the model is too large for this machine; lower --layers or --channels"), Error);
+            doctest::Contains(
+                (std::string("no memory for ") + purpose + ": 1,125,899,906,842,624 bytes asked").c_str()),
+            Error);
+        CHECK_THROWS_WITH_AS(device_allocate(petabyte, purpose), doctest::Contains(advice), Error);
+    };
+    for (const char* purpose : {"weights", "packed weights", "fp32 master weights (--master-weights, --zero)",
+                                "AdamW's first moments (--zero)", "gradients"})
+        refused(purpose, "; the model is too large for this machine; lower --layers or --channels");
     for (const char* purpose : {"activations and logits", "working memory of the operations", "the batch"})
-        CHECK_THROWS_WITH_AS(device_allocate(petabyte, purpose), doctest::Contains("; lower --micro-batch, or try"),
-                             Error);
+        refused(purpose, "; lower --micro-batch, or try");
+    CHECK(device_bytes_allocated() == before);
 }
 
 // A folder that stands for the root directory of a machine with control groups.
@@ -92,36 +84,9 @@ TEST_CASE("processes of a host share its memory") {
     CHECK(double(two) < 0.6 * double(one));
 }
 
-#if !defined(__SANITIZE_ADDRESS__)  // AddressSanitizer needs more address space than the limit allows
-TEST_CASE("a message about a lack of memory names the limit of ulimit -v if it is the cause") {
-    const pid_t child = fork();
-    if (child == 0) {
-        const rlimit limit{rlim_t(1) << 30, rlim_t(1) << 30};
-        setrlimit(RLIMIT_AS, &limit);
-        rlimit kept;
-        if (getrlimit(RLIMIT_AS, &kept) != 0 || kept.rlim_cur != limit.rlim_cur) _exit(3);
-        if (device_bytes_free() >= int64_t(1) << 30) _exit(4);
-        try {
-            device_allocate(int64_t(1) << 30, "weights");
-        } catch (const Error& error) {
-            _exit(strstr(error.what(), "under a limit of 1.00 GiB (ulimit -v)") ? 0 : 2);
-        }
-        _exit(1);
-    }
-    int status = 0;
-    REQUIRE(waitpid(child, &status, 0) == child);
-    if (WEXITSTATUS(status) == 3) {
-        MESSAGE("skipped: no limit on the address space can be set here (qemu-user ignores it)");
-        return;
-    }
-    CHECK(WEXITSTATUS(status) == 0);
-}
-#endif
-
-TEST_CASE("host memory is not counted as device memory") { device_cases::host_memory(); }
-
-TEST_CASE("copies and zeros, also where several threads share them") {
+TEST_CASE("copies and zeros, also where several threads share them, and host memory that is not counted") {
     device_cases::copies({0, 1, 1000, (5 << 20) + 3});
+    device_cases::host_memory();
 }
 
 TEST_CASE("a timer keeps the time at which it was recorded, and can be recorded again") {
@@ -131,7 +96,6 @@ TEST_CASE("a timer keeps the time at which it was recorded, and can be recorded 
     while (seconds_now() - start < 0.01) continue;
     record_event(after, nullptr);
     CHECK(seconds_between(before, after) >= 0.01);
-    CHECK(seconds_between(before, after) < 1.0 + seconds_now() - start);
     record_event(before, nullptr);
     CHECK(seconds_between(before, after) <= 0.0);
     destroy_event(before), destroy_event(after);
@@ -139,16 +103,6 @@ TEST_CASE("a timer keeps the time at which it was recorded, and can be recorded 
 
 TEST_CASE("scratch memory grows until it is reserved, and then a larger request is refused") {
     device_cases::scratch();
-}
-
-TEST_CASE("the measured peak counts no more threads than there are cores") {
-    const int before = omp_get_max_threads(), cores = omp_get_num_procs();
-    omp_set_num_threads(cores);
-    const double of_cores = cpu::measure_peak_flops<float>();
-    omp_set_num_threads(16 * cores);
-    const double of_threads = cpu::measure_peak_flops<float>();
-    omp_set_num_threads(before);
-    CHECK(of_threads < 4.0 * of_cores);  // not closer, because other programs may slow down either measurement
 }
 
 TEST_CASE("the measured peak is the rate of the fastest run, even if the first run was interrupted for long") {

@@ -1,7 +1,23 @@
-// test_dispatch.cpp: tests that the scratch memory of vector_scratch_bytes is enough for the operations of every
-// variant.
+// test_dispatch.cpp: the instruction sets that can be chosen (test_cpu_isa.py tests CPU_ISA), and that the scratch
+// memory of vector_scratch_bytes is enough for the operations of every variant.
 #include "support/each_variant.h"
 #include "support/test.h"
+
+TEST_CASE("the detected instruction sets agree with the compiler's, and none beyond can be chosen") {
+#if defined(__x86_64__)
+    CHECK((best_isa() >= Isa::avx2) == (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")));
+    if (best_isa() >= Isa::avx512) CHECK(__builtin_cpu_supports("avx512bw"));
+    if (best_isa() >= Isa::avx512bf16) CHECK(__builtin_cpu_supports("avx512bf16"));
+    for (int level = 0; level <= int(Isa::amx); level++) {
+        const RunsOn setting(std::min(Isa(level), best_isa()), 1);
+        CHECK(isa() == std::min(Isa(level), best_isa()));
+        if (Isa(level) > best_isa())
+            CHECK_THROWS_WITH_AS(set_isa(Isa(level)), doctest::Contains("this machine offers"), Error);
+    }
+#elif defined(__aarch64__)
+    CHECK(best_isa() == Isa::neon);
+#endif
+}
 
 // An operation that asks for more scratch memory than is reserved throws.
 TEST_CASE_TEMPLATE("the operations stay within the scratch that was planned", floatX, float, bf16) {
