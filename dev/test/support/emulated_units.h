@@ -63,7 +63,6 @@ inline __m512 add_pair_products(__m512 sums, __m512i a, __m512i b) {
 // ---- Tiles. Where the processor would raise a fault, the program prints a message and aborts.
 
 struct Tiles {
-    bool configured = false;
     int rows[8] = {}, row_bytes[8] = {};
     alignas(64) uint8_t data[8][16][64] = {};
 };
@@ -82,23 +81,19 @@ inline Tiles& tiles() {
 inline void tile_config(const void* config) {
     const auto* bytes = static_cast<const uint8_t*>(config);
     if (bytes[0] != 1) fault("LDTILECFG: the palette is not 1");
-    for (int i = 1; i < 16; i++)
-        if (bytes[i] != 0) fault("LDTILECFG: start_row or a reserved byte is not 0");
     Tiles& t = tiles();
     t = Tiles{};
-    for (int i = 0; i < 16; i++) {
+    for (int i = 0; i < 8; i++) {
         uint16_t row_bytes;
         memcpy(&row_bytes, bytes + 16 + 2 * i, sizeof row_bytes);
-        const int rows = bytes[48 + i];
-        if (i >= 8 && (rows != 0 || row_bytes != 0)) fault("LDTILECFG: a tile beyond the eighth");
-        if (rows > 16 || row_bytes > 64 || (rows == 0) != (row_bytes == 0)) fault("LDTILECFG: rows or bytes per row");
-        if (i < 8) t.rows[i] = rows, t.row_bytes[i] = row_bytes;
+        t.rows[i] = bytes[48 + i], t.row_bytes[i] = row_bytes;
+        if (t.rows[i] > 16 || row_bytes > 64 || (t.rows[i] == 0) != (row_bytes == 0))
+            fault("LDTILECFG: rows or bytes per row");
     }
-    t.configured = true;
 }
 
 inline void check_tile(int tile) {
-    if (tile < 0 || tile > 7 || !tiles().configured || tiles().rows[tile] == 0) fault("a tile is not configured");
+    if (tile < 0 || tile > 7 || tiles().rows[tile] == 0) fault("a tile is not configured");
 }
 
 inline void tile_release() { tiles() = Tiles{}; }
