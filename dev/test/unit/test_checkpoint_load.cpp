@@ -138,6 +138,8 @@ TEST_CASE_FIXTURE(Output, "find_latest and find_model take the newest whole chec
     make_directories(dir / "bad/step_000001");
     CHECK(exit_code_of([&] { find_latest(dir / "bad"); }) == EXIT_BAD_DATA);
     CHECK(exit_code_of([&] { find_model(dir / "bad"); }) == EXIT_BAD_DATA);
+    write_bytes(newest + "/model.safetensors", "x");
+    CHECK(contains(refusal([&] { find_model(newest); }), "/model.safetensors: has 1 bytes, not "));
 }
 
 TEST_CASE_FIXTURE(Output, "a directory with both a model and checkpoints is refused as ambiguous") {

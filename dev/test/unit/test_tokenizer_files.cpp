@@ -61,6 +61,7 @@ TEST_CASE("tokenizer.json may have merges as pairs, and may lack some fields") {
     const std::string text = small_json();
     const Tokenizer want = parse_tokenizer_json(text, "test");
     CHECK(encode(want, "abcab") == std::vector<int>{257, 256});
+    CHECK(contains(text, "\"Ń\": 255"));  // stands for byte 173, the soft hyphen
     std::string pairs = replaced(text, "\"a b\"", "[\"a\", \"b\"]");
     check_equal(parse_tokenizer_json(replaced(pairs, "\"ab c\"", "[\"ab\", \"c\"]"), "test"), want);
     for (const char* field : {"    \"ignore_merges\": false,\n", "    \"type\": \"BPE\",\n"})
