@@ -17,6 +17,4 @@ inline std::string refusal(const std::function<void()>& call) {
 }
 
 // The exit code of the Error that `call` throws, or 0.
-inline int exit_code_of(const std::function<void()>& call) {
-    return std::atoi(refusal(call).c_str());
-}
+inline int exit_code_of(const std::function<void()>& call) { return std::atoi(refusal(call).c_str()); }
