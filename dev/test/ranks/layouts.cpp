@@ -68,7 +68,7 @@ static std::string describe(const Shape& s) {
 }
 
 // The sizes are reduced until a step takes this many multiplications with a parameter, so that the sweep is short.
-constexpr int64_t MOST_WORK = 4'000'000;
+constexpr int64_t MOST_WORK = 2'500'000;
 
 static Shape random_shape(int seed) {
     std::mt19937 random{uint32_t(seed)};
