@@ -4,14 +4,11 @@ A test of a program with its own cases (run_cases) counts as its cases.
 """
 
 import re
-import subprocess
 
 import harness
 import pytest
-from harness import LIMIT, ROOT, Process, environment, make_shards, text_of
-from hosts import hosts
-
-__all__ = ["hosts"]
+from harness import LIMIT, Process, execute, make_shards, make_text
+from hosts import Hosts, no_hosts_because
 
 
 @pytest.fixture(autouse=True)
@@ -47,13 +44,30 @@ def train_in_background(start):
 @pytest.fixture(scope="session")
 def data(tmp_path_factory):
     """The folder of a tiny data set of 6,000 words and its tokenizer of 300 tokens."""
-    return make_shards(tmp_path_factory.mktemp("data") / "tiny")
+    return make_shards(tmp_path_factory.mktemp("data") / "tiny", make_text(6000))
 
 
 @pytest.fixture(scope="session")
 def more_data(tmp_path_factory):
     """The folder of a data set of 30,000 words and its tokenizer of 300 tokens."""
-    return make_shards(tmp_path_factory.mktemp("data") / "more", 30000)
+    return make_shards(tmp_path_factory.mktemp("data") / "more", make_text(30000))
+
+
+@pytest.fixture
+def hosts(tmp_path):
+    """hosts(N) makes N hosts, up to the end of the test."""
+    if reason := no_hosts_because():
+        pytest.skip(reason)
+    made = []
+
+    def make(n):
+        made.append(Hosts(n, tmp_path))
+        made[-1].up()
+        return made[-1]
+
+    yield make
+    for group in made:
+        group.down()
 
 
 @pytest.fixture
@@ -61,22 +75,17 @@ def run_cases(record_property):
     """run_cases(COMMAND..., env=...) runs a program that must succeed, and reports its passed and skipped cases."""
 
     def run(*command, env=(), limit=4 * LIMIT):
-        try:
-            done = subprocess.run([str(word) for word in command], env=environment(env), cwd=ROOT, timeout=limit,
-                                  stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        except subprocess.TimeoutExpired as expired:
-            pytest.fail(f"{command[0]} still runs after {limit} s: {text_of(expired.stdout or b'')[-4000:]}")
-        output = text_of(done.stdout)
+        result = execute(*command, env=env, limit=limit)
+        output = result.out + result.err
         counts = re.findall(r"^(\d+) passed, (\d+) failed", output, re.M)
-        passed, failed = map(int, counts[-1]) if counts else (len(re.findall("^PASS  ", output, re.M)),
-                                                              len(re.findall("^FAIL  ", output, re.M)))
+        passed, failed = map(int, counts[-1]) if counts else (len(re.findall(f"^{word}  ", output, re.M))
+                                                              for word in ("PASS", "FAIL"))
         skips = re.findall("^SKIP  (.*)$", output, re.M)
+        if result.code == 0 and passed == failed == 0 and skips:
+            pytest.skip(skips[0] + (f", and {len(skips) - 1} more" if len(skips) > 1 else ""))
         record_property("cases", {"passed": passed, "failed": failed})
         record_property("skips", skips)
-        assert done.returncode == 0 and failed == 0, f"{command[0]}: exit code {done.returncode}\n{output[-6000:]}"
-        if passed == 0 and skips:
-            record_property("skips", [])
-            pytest.skip(skips[0] + (f", and {len(skips) - 1} more" if len(skips) > 1 else ""))
+        assert result.code == 0 and failed == 0, f"{command[0]}: exit code {result.code}\n{output[-6000:]}"
 
     return run
 

@@ -9,6 +9,7 @@ import functools
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import time
@@ -73,10 +74,7 @@ class Result:
 
     def __init__(self, command, code, out, err):
         self.command, self.code, self.out, self.err = command, code, out, err
-
-    @property
-    def errors(self):
-        return [line for line in self.err.splitlines() if line.startswith("error: ")]
+        self.errors = [line for line in err.splitlines() if line.startswith("error: ")]
 
     def __repr__(self):
         return f"{shlex.join(self.command)}: exit code {self.code}\n{self.out[-2000:]}\n{self.err[-2000:]}"
@@ -160,8 +158,7 @@ class Process:
         return found
 
     def kill(self):
-        left = self.descendants()
-        for pid in [self.pid, *left]:
+        for pid in [self.pid, *self.descendants()]:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -170,7 +167,7 @@ class Process:
 
 
 def processes():
-    """Returns the state and the parent of each process of this machine."""
+    """Returns {ID: (state, ID of the parent)} of all processes of this machine."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -246,9 +243,6 @@ class Run:
         """Returns the last validation loss."""
         return self.lines("val")[-1]["val_loss"]
 
-    def comm_bytes(self, step):
-        return self.by_step("step", "comm_bytes")[step]
-
     def results(self):
         """Returns the lines of steps, validations and samples, without what depends on time."""
         kept = ("kind", "step", "loss", "grad_norm", "lr", "val_loss", "text")
@@ -291,24 +285,21 @@ def close(a, b, tolerance):
 class Launch:
     """How a program is started: one process, ranks by mpirun, or emulated GPUs."""
 
-    def __init__(self, name, program=PROGRAM, prefix="", options="", env=()):
-        self.name, self.program, self.prefix, self.options, self.env = name, program, prefix, options, dict(env)
+    def __init__(self, program=PROGRAM, prefix="", options="", env=()):
+        self.program, self.prefix, self.options, self.env = program, prefix, options, dict(env)
 
     def command(self, *rest):
         """Returns the command that runs the program with these arguments."""
         return words(self.prefix, self.program, *rest, self.options)
 
-    def __repr__(self):
-        return self.name
 
-
-ONE = Launch("one process")
+ONE = Launch()
 
 
 @functools.cache
 def no_mpi_because():
     """Returns why ranks cannot be started by mpirun here, or nothing."""
-    if not any((Path(folder) / "mpirun").exists() for folder in os.environ["PATH"].split(":")):
+    if not shutil.which("mpirun"):
         return "there is no mpirun (apt-get install openmpi-bin)"
     if "Open MPI off" in subprocess.run(["make", "found"], cwd=ROOT, capture_output=True, text=True).stdout:
         return "this build has no Open MPI"
@@ -319,34 +310,44 @@ def ranks(n):
     """Starts n CPU ranks by mpirun; skips the test where that cannot be."""
     if reason := no_mpi_because():
         pytest.skip(reason)
-    return Launch(f"{n} ranks", prefix=f"mpirun --timeout {LIMIT} -np {n}", env=MPI_ENVIRONMENT)
+    return Launch(prefix=f"mpirun --timeout {LIMIT} -np {n}", env=MPI_ENVIRONMENT)
 
 
 def emulated_gpus(n):
     """Starts one rank for each of n GPUs in the emulator; skips the test where that cannot be."""
     if not EMULATED.exists():
         pytest.skip(f"{EMULATED.relative_to(ROOT)} is not built")
-    return Launch(f"{n} emulated GPUs", EMULATED, options=f"--ranks {n}" if n > 1 else "",
-                  env={"SIMT_DEVICES": n, "OMP_NUM_THREADS": 1})
+    return Launch(EMULATED, options=f"--ranks {n}" if n > 1 else "", env={"SIMT_DEVICES": n, "OMP_NUM_THREADS": 1})
 
 
-def make_text(count, seed=1):
-    """Returns random words of a small language, with enough structure for the loss to fall."""
+def make_text(count):
+    """Returns random words of a small language."""
     vocabulary = "the a king queen old young saw heard of and to in house river went came".split()
-    text, state = [], seed
+    text, state = [], 1
     for i in range(count):
         state = (state * 1103515245 + 12345) % (1 << 31)
         text.append(vocabulary[(state >> 16) % 16] + (".\n" if i % 12 == 11 else " "))
     return "".join(text)
 
 
-def make_shards(folder, count=6000, vocab=300, seed=1):
+def make_shards(folder, text, program=PROGRAM):
     """Writes and tokenizes a text; returns the folder of the shards and the tokenizer."""
-    folder = Path(folder)
-    text = folder.with_name(folder.name + ".txt")
-    text.write_text(make_text(count, seed))
-    run(PROGRAM, "tokenize", text, "--output", folder, f"--train-bpe {vocab} --quiet")
+    folder.with_suffix(".txt").write_text(text)
+    run(program, "tokenize", folder.with_suffix(".txt"), "--output", folder, "--train-bpe 300 --quiet")
     return folder
+
+
+def make_script(path, text):
+    """Writes a script of bash, for example in place of another program."""
+    path.write_text(f"#!/usr/bin/env bash\n{text}\n")
+    path.chmod(0o755)
+
+
+def preload(folder, source):
+    """Compiles C functions that take the place of the C library's; returns the environment of a program with them."""
+    (folder / "preload.c").write_text(source)
+    run(os.environ.get("CC", "cc"), "-shared -fPIC -o", folder / "preload.so", folder / "preload.c")
+    return {"LD_PRELOAD": folder / "preload.so"}
 
 
 def data_options(folder, val=True):

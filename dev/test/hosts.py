@@ -1,5 +1,5 @@
-"""hosts.py: the fixture hosts: several hosts on one machine, which are network namespaces. Each has a cable (veth) to a
-switch (a bridge) in another namespace, so that the machine's own network does not change."""
+"""hosts.py: several hosts on one machine, which are network namespaces. Each has a cable (veth) to a switch (a bridge)
+in another namespace, so that the machine's own network does not change. The fixture `hosts` makes them."""
 
 import itertools
 import os
@@ -8,15 +8,15 @@ from pathlib import Path
 
 import harness
 import pytest
-from harness import MPI_ENVIRONMENT, PROGRAM, Launch, execute, no_mpi_because, run, wait_until, words
+from harness import (MPI_ENVIRONMENT, PROGRAM, Launch, execute, make_script, no_mpi_because, run, wait_until,
+                     words)
 
 # Each group of hosts has a switch of its own, so that all groups can have the same addresses.
 SUBNET = "10.77.0"
 COUNT = itertools.count()
 
 # mpirun calls it in place of ssh. It may give the address of a host in place of its name.
-AGENT = """#!/bin/sh
-host=$1
+AGENT = """host=$1
 shift
 case $host in {subnet}.*) host={prefix}$((${{host##*.}} - 1)) ;; esac
 exec ip netns exec "$host" unshare --uts sh -c 'hostname "$0" && eval "$1"' "$host" "$*"
@@ -33,8 +33,7 @@ class Hosts:
         self.agent = Path(folder) / f"{self.prefix}agent"
 
     def up(self):
-        self.agent.write_text(AGENT.format(subnet=SUBNET, prefix=self.prefix))
-        self.agent.chmod(0o755)
+        make_script(self.agent, AGENT.format(subnet=SUBNET, prefix=self.prefix))
         run("ip netns add", self.switch)
         run("ip -n", self.switch, "link add bridge type bridge")
         run("ip -n", self.switch, "link set bridge up")
@@ -79,7 +78,7 @@ class Hosts:
             f"--mca oob_tcp_if_include {SUBNET}.0/24 --mca oob_tcp_keepalive_time {idle}",
             f"--mca oob_tcp_keepalive_intvl {interval} --mca oob_tcp_keepalive_probes {probes}")
         env = {**MPI_ENVIRONMENT, "PRTE_MCA_rmaps_default_mapping_policy": None}
-        return Launch(f"{len(names)} hosts x {each}", program, prefix, env=env)
+        return Launch(program, prefix, env=env)
 
     def sent(self):
         """Returns the bytes that all hosts have sent so far."""
@@ -129,20 +128,3 @@ def no_hosts_because():
 def open_mpi_5():
     """Returns whether mpirun is Open MPI 5's, which may end with exit code 0 if it loses a host before a rank does."""
     return "Open MPI) 5" in run("mpirun --version").out
-
-
-@pytest.fixture
-def hosts(tmp_path):
-    """hosts(N) makes N hosts, up to the end of the test."""
-    if reason := no_hosts_because():
-        pytest.skip(reason)
-    made = []
-
-    def make(n):
-        made.append(Hosts(n, tmp_path))
-        made[-1].up()
-        return made[-1]
-
-    yield make
-    for group in made:
-        group.down()

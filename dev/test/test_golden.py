@@ -1,13 +1,13 @@
-"""test_golden.py: short runs, 16 on the CPU and 6 in the emulator of GPUs, have the bits that golden.txt records: a hash
-of the results (step, loss, grad_norm, lr, val_loss, samples), one of the bytes that ranks send (comm_bytes), one of the
-weights, and one of AdamW's moments.
+"""test_golden.py: short runs, 16 on the CPU and 6 in the emulator of GPUs, have the bits that golden.txt records: a
+hash of the results (step, loss, grad_norm, lr, val_loss, samples), one of the bytes that ranks send (comm_bytes), one
+of the weights, and one of AdamW's moments.
 
     pytest dev/test/test_golden.py -k fp8              some of the runs, by the program PROGRAM
     OLD=PROGRAM pytest dev/test/test_golden.py         compares with a program of an older commit
     RECORD=1 pytest dev/test/test_golden.py            writes golden.txt
 
-The program for the emulator is emulator/train_gpt2cu beside each. The hashes hold on every x86-64 machine with AVX2, for
-the compiler and the C library that golden.txt names; OLD works elsewhere, too, also with another CPU_ISA.
+The program for the emulator is emulator/train_gpt2cu beside each. The hashes hold on every x86-64 machine with AVX2,
+for the compiler and the C library that golden.txt names; OLD works elsewhere, too, also with another CPU_ISA.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ import re
 from pathlib import Path
 
 import pytest
-from harness import ONE, PROGRAM, Launch, Run, emulated_gpus, ranks, run, train_command
+from harness import ONE, PROGRAM, Launch, Run, emulated_gpus, make_shards, ranks, run, train_command
 
 GOLDEN = Path(__file__).with_name("golden.txt")
 OLD = os.environ.get("OLD")
@@ -64,16 +64,15 @@ def make_text():
 def train(name, program, folder):
     """Makes the run, also its data, in a folder."""
     folder.mkdir()
-    (folder / "text.txt").write_text(make_text())
-    run(program, "tokenize", folder / "text.txt", "--output", folder / "data", "--train-bpe 300 --quiet")
+    data = make_shards(folder / "data", make_text(), program)
     parts = [(1, "--zero 2 --stop-after 5"), (4, "--zero 3 --resume")]
     for n, options in parts if name == "cpu_resumed" else [(int(name.split("_")[1]), "")]:
         if name.startswith("emulator"):
             program, base, by = program.parent / "emulator/train_gpt2cu", EMULATED_BASE, emulated_gpus(n)
         else:
             base, by = BASE, ranks(n) if n > 1 else ONE
-        command = train_command(base, RUNS[name], options, out=folder / "run", data=folder / "data",
-                                by=Launch(name, program, by.prefix, by.options))
+        command = train_command(base, RUNS[name], options, out=folder / "run", data=data,
+                                by=Launch(program, by.prefix, by.options))
         run(command, env={**by.env, "OMP_NUM_THREADS": 1, **({} if OLD else {"CPU_ISA": "avx2"})})
     return Run(folder / "run")
 

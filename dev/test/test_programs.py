@@ -11,11 +11,10 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
-from harness import RELEASE, ROOT, environment, text_of
+from harness import RELEASE, ROOT, execute, make_script
 
 HERE = Path(__file__).parent
 UNIT = sorted(path.stem for path in HERE.glob("unit/test_*.cpp"))
@@ -27,7 +26,8 @@ EMULATED = [f"emulator/{name}" for name in [*KERNELS, "test_gpt2cu"]]
 # Tests with the CPU's matrix instructions in plain C++ (support/emulated_units.h), for machines with AVX-512.
 UNITS = ["units/test_gpt2", "units/test_matmul", "units/test_matrix_attention"]
 TOO_SLOW_SANITIZED = ["test_checkpoint_faults", "test_matmul", "test_tokenize_refused"]
-MSAN_TESTS = [*SIMT, "test_gpu_attention", "test_gpu_layernorm", "test_gpu_embedding"]
+# With kernels that use scratch or shared memory.
+MEMORY_TESTS = [*SIMT, "test_gpu_attention", "test_gpu_layernorm", "test_gpu_embedding"]
 
 has_clang = shutil.which("clang++") is not None
 has_avx512 = "avx512bw" in Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else False
@@ -40,21 +40,19 @@ slow = pytest.mark.slow
 
 @functools.cache
 def build(*arguments):
-    """Runs make once in this process; other processes wait, and then find everything built."""
+    """Runs make, which must succeed, once in this process; other processes wait, and then find everything built."""
     (ROOT / "build").mkdir(exist_ok=True)
     with open(ROOT / "build/make.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        command = ["make", f"-j{os.cpu_count()}", "--keep-going", *arguments]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True)
-    return "" if done.returncode == 0 else text_of(done.stdout + done.stderr)[-4000:]
+        made = execute(f"make -j{os.cpu_count()} --keep-going", list(arguments), limit=3600)
+    assert made.code == 0, (made.out + made.err)[-4000:]
 
 
 def build_for(sanitizer, targets, compiler=None):
     """Builds programs with a sanitizer; returns the folder of the build."""
     folder = "build/" + sanitizer.replace(",", "+") + (f"-{compiler}" if compiler else "")
     arguments = [f"CXX={compiler}"] if compiler else []
-    errors = build(f"SANITIZE={sanitizer}", *arguments, *(f"{folder}/{target}" for target in targets))
-    assert not errors, errors
+    build(f"SANITIZE={sanitizer}", *arguments, *(f"{folder}/{target}" for target in targets))
     return ROOT / folder
 
 
@@ -76,35 +74,25 @@ def test_address_and_undefined(name, run_cases):
 
 
 # By g++ these take many minutes. One OpenMP thread, because clang's OpenMP runtime is not instrumented. Tests of the
-# emulator itself set the order themselves.
+# emulator itself set the order themselves. MemorySanitizer finds reads of memory that was never written.
 @sanitizers
 @needs_x86
 @needs_clang
 @pytest.mark.timeout(2400)
-@pytest.mark.parametrize("name", KERNELS)
-def test_thread(name, run_cases):
-    folder = build_for("thread", [f"emulator/{kernel}" for kernel in KERNELS], "clang++")
-    run_cases(folder / "emulator" / name, env={"OMP_NUM_THREADS": 1, "SIMT_ORDER": None if name in SIMT else "random"})
-
-
-# MemorySanitizer finds reads of memory that was never written: the emulator's own tests, and kernels that use scratch
-# or shared memory.
-@sanitizers
-@needs_x86
-@needs_clang
-@pytest.mark.timeout(2400)
-@pytest.mark.parametrize("name", MSAN_TESTS)
-def test_memory(name, run_cases):
-    folder = build_for("memory", [f"emulator/{kernel}" for kernel in MSAN_TESTS], "clang++")
-    run_cases(folder / "emulator" / name)
+@pytest.mark.parametrize("sanitizer, name", [*(("thread", name) for name in KERNELS),
+                                             *(("memory", name) for name in MEMORY_TESTS)])
+def test_kernels_under_a_sanitizer_of_clang(sanitizer, name, run_cases):
+    names = KERNELS if sanitizer == "thread" else MEMORY_TESTS
+    folder = build_for(sanitizer, [f"emulator/{kernel}" for kernel in names], "clang++")
+    order = "random" if sanitizer == "thread" and name not in SIMT else None
+    run_cases(folder / "emulator" / name, env={"OMP_NUM_THREADS": 1, "SIMT_ORDER": order})
 
 
 # g++ accepts some sources that clang does not.
 @sanitizers
 @needs_clang
 def test_clang_accepts_every_source():
-    errors = build("CXX=clang++", "WERROR=1", "OPT=-fsyntax-only", "objects")
-    assert not errors, errors
+    build("CXX=clang++", "WERROR=1", "OPT=-fsyntax-only", "objects")
 
 
 # ---- the release build
@@ -125,16 +113,15 @@ def instruction_sets():
     """Returns the values of CPU_ISA. The error for an unknown value lists all."""
     if not (RELEASE / "test_gpt2").exists():
         return ["plain"]
-    refused = subprocess.run([RELEASE / "test_gpt2"], env=environment({"CPU_ISA": "unknown"}), capture_output=True)
-    return re.split(", | or ", re.search("CPU_ISA=unknown is not known: (.*)", text_of(refused.stderr)).group(1))
+    refused = execute(RELEASE / "test_gpt2", env={"CPU_ISA": "unknown"}).err
+    return re.split(", | or ", re.search("CPU_ISA=unknown is not known: (.*)", refused).group(1))
 
 
 @pytest.mark.parametrize("isa", instruction_sets())
 def test_whole_model(isa, run_cases):
-    plan = ["plan", "--layers", "1", "--heads", "1", "--channels", "16"]
-    tried = subprocess.run([RELEASE / "train_gpt2", *plan], env=environment({"CPU_ISA": isa}), capture_output=True)
-    if tried.returncode != 0:
-        pytest.skip(text_of(tried.stderr).strip().removeprefix("error: "))
+    tried = execute(RELEASE / "train_gpt2", "plan --layers 1 --heads 1 --channels 16", env={"CPU_ISA": isa})
+    if tried.code != 0:
+        pytest.skip(tried.err.strip().removeprefix("error: "))
     run_cases(RELEASE / "test_gpt2", env={"CPU_ISA": isa})
 
 
@@ -152,12 +139,11 @@ def test_emulated_in_reverse_order(name, run_cases):
 
 
 @pytest.mark.gpu
-def test_on_gpu(run_cases, record_property):
-    gpus = shutil.which("nvidia-smi") and subprocess.run(["nvidia-smi", "-L"], capture_output=True).returncode == 0
-    if not gpus:
+def test_on_gpu(run_cases):
+    if not shutil.which("nvidia-smi") or execute("nvidia-smi -L").code != 0:
         pytest.skip("no GPU (nvidia-smi lists none)")
     names = [f"cuda/{name}" for name in [*GPU_TESTS, "test_gpt2cu"]]
-    assert not build(*(f"build/release/{name}" for name in names))
+    build(*(f"build/release/{name}" for name in names))
     for name in names:
         run_cases(RELEASE / name)
 
@@ -173,16 +159,12 @@ def test_kernels_compile_within_their_registers(run_cases):
     run_cases(ROOT / "dev/check_cuda.sh", 80, "90a")  # without arguments it takes all architectures
 
 
-# ---- by name only
-
-
 # FUZZ_SECONDS: for each fuzzer. Inputs that it finds are where the next run begins.
 @pytest.mark.faults
 @needs_clang
 @pytest.mark.parametrize("name", [name.replace("replay_", "fuzz_") for name in REPLAYS])
 def test_fuzzer(name, run_cases):
-    errors = build("fuzz")
-    assert not errors, errors
+    build("fuzz")
     found = ROOT / f"build/fuzz/corpus_{name}"
     found.mkdir(exist_ok=True)
     corpus = ROOT / "dev/fuzz/corpus" / name.removeprefix("fuzz_")
@@ -202,12 +184,10 @@ QEMU = ["qemu-aarch64", "-L", "/usr/aarch64-linux-gnu"]
 def test_arm64(name, run_cases, tmp_path):
     if not shutil.which("aarch64-linux-gnu-g++") or not shutil.which("qemu-aarch64"):
         pytest.skip("no cross compiler or qemu (apt-get install g++-aarch64-linux-gnu qemu-user)")
-    errors = build("CXX=aarch64-linux-gnu-g++", "tests")
-    assert not errors, errors
+    build("CXX=aarch64-linux-gnu-g++", "tests")
     if name != "test_resume.py":
         return run_cases(*QEMU, ARM / name, env={"RUN_BY": " ".join(QEMU)}, limit=3600)
     program = tmp_path / "train"
-    program.write_text(f'#!/bin/sh\nexec {" ".join(QEMU)} "{ARM}/train_gpt2" "$@"\n')
-    program.chmod(0o755)
+    make_script(program, f'exec {" ".join(QEMU)} "{ARM}/train_gpt2" "$@"')
     run_cases("/usr/bin/env", "python3", "-m", "pytest", HERE / "cli" / name, env={"PROGRAM": program, "SLOWER": 20},
               limit=3600)

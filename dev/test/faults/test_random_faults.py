@@ -2,8 +2,7 @@
 It must have the log, weights and moments of a run that was not disturbed. Runs with an odd seed have --zero 1, so that
 each rank sends its part of a checkpoint to rank 0.
 
-FAULT_COUNT faults [200] have the seeds FAULT_SEED [1], FAULT_SEED + 1, ...; FAULT_COUNT=1 FAULT_SEED=17 repeats one, up
-to the moment at which it strikes.
+FAULT_COUNT faults [200] have the seeds FAULT_SEED [1], FAULT_SEED + 1, ...
 """
 
 import os
@@ -46,9 +45,6 @@ def small_disk(tmp_path, undisturbed):
     execute("umount --lazy", disk)
 
 
-# ---- the faults of a process that starts the ranks
-
-
 def to_a_rank(number):
     return lambda process, rng, **_: os.kill(rng.choice(ranks_of(process)), number)
 
@@ -58,7 +54,7 @@ def to_the_launcher(*numbers):
 
 
 def full_disk(process, out, **_):
-    """Lasts until a save fails, after which training continues; takes the space of checkpoints that the run deletes."""
+    """Lasts until a save fails; takes the space of checkpoints that the run deletes."""
     filler = out.folder.with_name("filler")
     while process.lives() and "was not saved" not in process.output:
         try:

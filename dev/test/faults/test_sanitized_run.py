@@ -14,7 +14,7 @@ OPTIONS = f"--steps {STEPS} --val-every 100 --val-batches 2 --sample-every 200 -
 
 
 def assert_clean(program, *options, data, out, env):
-    command = train_command(OPTIONS, *options, by=Launch("", program), data=data, out=out)
+    command = train_command(OPTIONS, *options, by=Launch(program), data=data, out=out)
     result = run(command, env={"OMP_NUM_THREADS": 1, **env}, limit=7000)
     assert not re.search("ERROR: |WARNING: |runtime error", result.out + result.err), result
     assert len(Run(out).losses()) == STEPS

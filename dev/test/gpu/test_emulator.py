@@ -43,10 +43,10 @@ def test_training_has_the_losses_of_the_cpu_and_a_resume_changes_no_bit(data, tm
     assert_same_run(whole, parts, 6)
 
 
-@pytest.mark.parametrize("option", ["--cuda-graph off", "--recompute layer"])
-def test_cuda_graphs_and_recomputation_change_no_bit(emulated, option):
+def test_cuda_graphs_and_recomputation_change_no_bit(emulated):
     options = f"{MICRO_STEPS} --layers 2 --autotune off"
-    assert_same_run(emulated("recorded", options)[0], emulated("other", options, option)[0], 4)
+    recorded, other = emulated("recorded", options), emulated("other", options, "--cuda-graph off --recompute layer")
+    assert_same_run(recorded[0], other[0], 4)
 
 
 def test_generate_eval_and_plan_work(emulated, data):
@@ -62,9 +62,6 @@ def test_generate_eval_and_plan_work(emulated, data):
         return int(re.search("^batch.* = ([0-9,]*) sequences", text, re.M).group(1).replace(",", ""))
 
     assert sequences({"SIMT_LIBRARY_MIB": 8192}) < sequences({})  # libraries need memory, too
-
-
-# ---- the timing of algorithms before the first step
 
 
 def test_timed_algorithms_are_kept_and_missing_ones_are_timed_again(emulated, tmp_path):
@@ -83,28 +80,14 @@ def test_timed_algorithms_are_kept_and_missing_ones_are_timed_again(emulated, tm
     assert sorted(choices.read_text().splitlines(True)) == sorted([*kept.splitlines(True), other])
 
 
-def test_a_note_says_that_choices_cannot_be_kept_and_no_bit_changes(emulated):
-    no_folder, text = emulated("no_folder", SHORT, env={"XDG_CACHE_HOME": "pytest.ini"})
+def test_a_note_says_that_choices_cannot_be_kept(emulated):
+    _, text = emulated("no_folder", SHORT, env={"XDG_CACHE_HOME": "pytest.ini"})
     assert re.search("the next start times them again: .* is not a directory", text)
-    no_home, text = emulated("no_home", SHORT, env={"XDG_CACHE_HOME": None, "HOME": None})
-    assert "times them again: neither HOME nor XDG_CACHE_HOME is set" in text
-    assert_same_run(no_folder, no_home, 2)
-
-
-def test_autotune_off_takes_the_libraries_proposals(emulated):
-    timed, proposals = (emulated(name, SHORT, "--autotune", name)[0] for name in ("on", "off"))
-    weights = "step_000002/model.safetensors"
-    assert (timed / weights).read_bytes() != (proposals / weights).read_bytes()
-
-
-# ---- failures
 
 
 # An illegal access in this operation of the GPU, or an error while a CUDA graph is captured.
 @pytest.mark.parametrize("when, reason", [
-    (1, "cudaErrorIllegalAddress"), (100, "cudaErrorIllegalAddress"), (700, "cudaErrorIllegalAddress"), (1600, ""),
-    ("capture", "CUBLAS_STATUS_EXECUTION_FAILED"),
-])
+    (1, "cudaErrorIllegalAddress"), (700, "cudaErrorIllegalAddress"), ("capture", "CUBLAS_STATUS_EXECUTION_FAILED")])
 def test_a_failure_on_the_gpu_ends_the_program_with_one_error_that_torchrun_gets(data, tmp_path, when, reason):
     gpu, error_file = emulated_gpus(1), tmp_path / "error.json"
     torchrun = {"TORCHELASTIC_ERROR_FILE": error_file, "RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0,

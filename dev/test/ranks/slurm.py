@@ -1,14 +1,12 @@
-"""slurm.py: the fixture slurm: Slurm on two hosts of hosts.py: munged, slurmctld, and a slurmd on each host. All of
-their files are in one folder. Needs root, and Debian's slurm-wlm and munge."""
+"""slurm.py: Slurm on two hosts of hosts.py: munged, slurmctld, and a slurmd on each host. All of their files are in one
+folder. Needs root, and Debian's slurm-wlm and munge."""
 
 import os
-import shutil
 import signal
 import time
 
-import pytest
-from harness import MPI_ENVIRONMENT, execute, no_mpi_because, run, wait_until, words
-from hosts import SUBNET, Hosts, no_hosts_because
+from harness import MPI_ENVIRONMENT, execute, run, wait_until, words
+from hosts import SUBNET, Hosts
 
 SBIN = f"{os.environ['PATH']}:/usr/sbin"
 
@@ -106,7 +104,8 @@ class Slurm:
         HOST_JOB.STEP. It must also wait for the next second: slurmd revokes the first attempt's credential, notes the
         time in whole seconds, and refuses a credential of the same second. Then Slurm fails the job."""
         def started():
-            if not condition() and not self.files_of(job) and "BeginTime" in self.execute(
+            files = [*self.folder.glob("*/spool/job*"), *self.folder.glob(f"*/spool/*_{job}.*")]
+            if not condition() and not files and "BeginTime" in self.execute(
                     "squeue --noheader --format=%r", f"--jobs={job}").out:
                 second = int(time.time())
                 wait_until(lambda: int(time.time()) > second, "the next second")
@@ -114,21 +113,3 @@ class Slurm:
             return condition()
 
         wait_until(started, what)
-
-    def files_of(self, job):
-        return [*self.folder.glob("*/spool/job*"), *self.folder.glob(f"*/spool/*_{job}.*")]
-
-
-@pytest.fixture(scope="module")
-def slurm(tmp_path_factory):
-    reason = no_mpi_because() or no_hosts_because()
-    if not reason and not all(shutil.which(name, path=SBIN) for name in ("srun", "slurmctld", "slurmd", "munged")):
-        reason = "there is no Slurm (ALL=1 ./scripts/test.sh installs it: apt-get install slurm-wlm munge)"
-    if reason:
-        pytest.skip(reason)
-    cluster = Slurm(tmp_path_factory.mktemp("slurm"))
-    try:
-        cluster.up()
-        yield cluster
-    finally:
-        cluster.down()

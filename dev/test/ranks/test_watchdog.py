@@ -2,12 +2,10 @@
 alive prints where it is, and no process is left."""
 
 import os
-import random
 import re
 import signal
-import socket
 
-from harness import SLOWER, assert_same_run, emulated_gpus, ranks, ranks_of, refused, run, train, train_command
+from harness import SLOWER, assert_same_run, emulated_gpus, preload, ranks, ranks_of, refused, train, train_command
 from mpi import HOST, wait_for_end_of
 
 TIMEOUT = 3 * SLOWER
@@ -26,11 +24,9 @@ def assert_hangs(process, pids, *alive):
 
 
 def test_a_disk_that_hangs_ends_the_run(data, tmp_path):
-    source, library = tmp_path / "hangs.c", tmp_path / "hangs.so"
-    source.write_text("unsigned sleep(unsigned); int fsync(int file) { for (;;) sleep(1000); }")
-    run(os.environ.get("CC", "cc"), "-shared -fPIC -o", library, source)
+    hangs = preload(tmp_path, "unsigned sleep(unsigned); int fsync(int file) { for (;;) sleep(1000); }")
     refused(124, f"no progress for {TIMEOUT} s (--timeout): ",
-            train_command(ENDLESS, out=tmp_path / "run", data=data), env={"LD_PRELOAD": library})
+            train_command(ENDLESS, out=tmp_path / "run", data=data), env=hangs)
 
 
 def test_a_stopped_rank_ends_the_run_which_continues_with_the_same_bits(train_in_background, data, tmp_path):
@@ -56,20 +52,11 @@ def test_a_stopped_rank_ends_generate(start, data, tmp_path):
     assert_hangs(process, pids, 0)
 
 
-def free_port():
-    """Returns a port on which nobody listens, below those that Linux gives to connections."""
-    while True:
-        port = random.randrange(20000, 32000)
-        with socket.socket() as tried:
-            if tried.connect_ex(("127.0.0.1", port)) != 0:
-                return port
-
-
 # Without a launcher each rank must end by itself.
 def test_a_stopped_gpu_rank_ends_the_other(train_in_background, data, tmp_path):
     options = f"{ENDLESS} --layers 1 --heads 1 --global-batch 0 --precision fp32 --autotune off"
     env = {"SIMT_DEVICES": 2, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1",
-           "MASTER_PORT": free_port()}
+           "TORCHELASTIC_RUN_ID": tmp_path, "MASTER_PORT": 20000 + os.getpid() % 600 * 20}
     first, other = (train_in_background(options, out=tmp_path / "run", data=data, by=emulated_gpus(1),
                                         env={**env, "RANK": rank, "LOCAL_RANK": rank}) for rank in (0, 1))
     first.wait_for_step(tmp_path / "run", 3)

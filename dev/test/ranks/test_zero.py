@@ -2,8 +2,8 @@
 and one checkpoint for all stages."""
 
 import pytest
-from harness import assert_same_run, emulated_gpus, ranks, refused, train, train_command
-from mpi import assert_sends_planned_bytes, damaged
+from harness import assert_same_run, emulated_gpus, ranks, train
+from mpi import assert_sends_planned_bytes
 
 OPTIONS = ("--layers 4 --heads 2 --channels 64 --vocab-size 384 --seq-len 32 --micro-batch 1 --global-batch 256"
            " --steps 4 --checkpoint-every 4 --val-every 4 --sample-every 2 --sample-tokens 9 --deterministic-ranks 4")
@@ -11,9 +11,9 @@ OPTIONS = ("--layers 4 --heads 2 --channels 64 --vocab-size 384 --seq-len 32 --m
 
 # With fewer and more layers than there are in memory, and with each option for memory.
 @pytest.mark.parametrize("n, options", [
-    (4, "--precision bf16 --layers 1"), (2, "--precision bf16 --layers 2"), (4, "--precision bf16 --layers 3"),
-    (2, "--precision fp32 --layers 5"), (4, "--precision fp32 --layers 5"), (4, "--precision bf16 --recompute layer"),
-    (4, "--precision bf16 --master-weights off"), (4, "--precision fp8 --channels 32")])
+    (4, "--precision bf16 --layers 1"), (2, "--precision bf16 --layers 2"), (4, "--precision fp32 --layers 5"),
+    (4, "--precision bf16 --recompute layer --layers 3"), (4, "--precision bf16 --master-weights off"),
+    (4, "--precision fp8 --channels 32")])
 def test_zero_3_has_the_bits_and_texts_of_zero_2(n, options, data, tmp_path):
     one = train(OPTIONS, options, "--zero 2", out=tmp_path / "one", data=data)
     assert len(one.lines("sample")) >= 2
@@ -31,15 +31,14 @@ def test_each_stage_continues_with_the_bits_of_the_others(data, tmp_path):
 
 
 # Its weights are still being gathered when the last step is done.
-@pytest.mark.parametrize("zero", [1, 2, 3])
-def test_a_run_ends_with_an_update(zero, data):
+def test_a_run_ends_with_an_update(data):
     end = "--val-every 0 --checkpoint-every 0 --sample-every 0"
-    train(OPTIONS, end, f"--channels 128 --precision fp32 --zero {zero}", out="", data=data, by=ranks(4))
+    train(OPTIONS, end, "--channels 128 --precision fp32 --zero 3", out="", data=data, by=ranks(4))
 
 
 @pytest.mark.parametrize("n, options", [
-    (2, "--zero 0"), (2, "--zero 3"), (3, "--zero 3 --global-batch 192"), (2, "--zero 2 --deterministic-ranks 4"),
-    (4, "--zero 0 --grad-dtype bf16"), (4, "--zero 1 --grad-dtype bf16"), (4, "--zero 3 --grad-dtype bf16")])
+    (2, "--zero 0"), (3, "--zero 3 --global-batch 192"), (2, "--zero 2 --deterministic-ranks 4"),
+    (4, "--zero 1 --grad-dtype bf16"), (4, "--zero 3 --grad-dtype bf16")])
 def test_ranks_send_the_bytes_of_plan(n, options, data, tmp_path):
     model = "--layers 5 --channels 64 --vocab-size 300 --seq-len 32 --micro-batch 1 --global-batch 256 --precision bf16"
     assert_sends_planned_bytes(n, model, options, data=data, tmp_path=tmp_path)
@@ -49,17 +48,9 @@ GPU_OPTIONS = (OPTIONS + " --heads 1 --channels 32 --seq-len 16 --global-batch 6
                " --checkpoint-every 2 --val-every 2 --val-batches 2 --sample-every 0")
 
 
-@pytest.mark.parametrize("precision, order", [("fp32", None), ("bf16", None), ("fp32", "deferred:3"),
-                                              ("bf16", "deferred")])
+@pytest.mark.parametrize("precision, order", [("bf16", None), ("fp32", "deferred:3"), ("bf16", "deferred")])
 def test_two_gpus_have_the_bits_of_one_in_any_order_of_streams(precision, order, data, tmp_path):
     options = f"{GPU_OPTIONS} --precision {precision}"
     one = train(options, "--zero 2", out=tmp_path / "one", data=data, by=emulated_gpus(1))
     two = train(options, "--zero 3", out=tmp_path / "two", data=data, by=emulated_gpus(2), env={"SIMT_STREAMS": order})
     assert_same_run(one, two, 2)
-
-
-def test_bad_data_of_one_gpu_ends_both(data, tmp_path):
-    by = emulated_gpus(2)
-    options = f"{GPU_OPTIONS} --steps 300 --val-every 0 --zero 3"
-    bad = ["--train-data", damaged(data, tmp_path, "val")]  # few tokens, so that a step reads the bad one soon
-    refused(65, "token 288 (byte 1,600) is 65535", train_command(options, bad, out="", data=data, by=by), env=by.env)
