@@ -1,15 +1,10 @@
-"""test_checkpoints.py: which checkpoints a run keeps, and the warnings about other data and another seed at a resume.
-dev/test/unit/test_checkpoint_*.cpp test the rules one by one."""
+"""test_checkpoints.py: which checkpoints a run keeps, and the warnings about other data and another seed."""
 
 import shutil
 
 from harness import Run, run, train, train_command
 
 RUN = "--precision fp32 --val-batches 4 --val-every 2 --checkpoint-every 2"
-
-
-def kept(out):
-    return [int(path.name.removeprefix("step_")) for path in sorted(out.folder.glob("step_*"))]
 
 
 def best_step(out):
@@ -24,11 +19,8 @@ def test_the_best_checkpoint_and_those_of_keep_every_are_kept_over_a_resume(tmp_
     train(rules, "--steps 20 --lr 1 --resume", out=out, data=data)  # this learning rate ruins the weights
     assert best_step(out) == best
     assert (out / "best").read_text().strip() == out.checkpoint(best).name
-    assert kept(out) == sorted({best, 6, 12, 18, 20})
-    train(RUN, "--steps 22 --keep 2 --keep-every 0 --keep-best=0 --resume", out=out, data=data)
-    assert kept(out) == [20, 22]
-    assert not (out / "best").exists()
-    assert not [line for line in out.lines("warning") if "keep" in line["text"]]
+    kept = [int(path.name.removeprefix("step_")) for path in sorted(out.folder.glob("step_*"))]
+    assert kept == sorted({best, 6, 12, 18, 20})
 
 
 def test_a_resume_with_other_data_or_another_seed_gives_one_warning(tmp_path, data):
@@ -37,13 +29,11 @@ def test_a_resume_with_other_data_or_another_seed_gives_one_warning(tmp_path, da
         return [line for line in result.err.splitlines() if "data differ" in line or "--seed" in line]
 
     changed, out = shutil.copytree(data, tmp_path / "data"), Run(tmp_path / "run")
-    train_shard, val_shard = changed / "train_000001.bin", changed / "val_000000.bin"
     train(RUN, "--steps 2", out=out, data=changed)
-    shutil.copy(val_shard, train_shard)
+    shutil.copy(data / "val_000000.bin", changed / "train_000001.bin")
     of_seed, of_data = warnings("--steps 4 --seed 7")
     assert of_data.startswith("warning: the train data differ from those of the checkpoint")
     assert of_seed.startswith("warning: changed since the checkpoint: ") and "--seed 7 (was 42)" in of_seed
-    assert '"seed": 7,' in (out.checkpoint(4) / "trainer.json").read_text()
     assert warnings("--steps 6 --seed 7") == []
-    shutil.copy(data / "train_000001.bin", val_shard)
+    shutil.copy(data / "train_000001.bin", changed / "val_000000.bin")
     assert [line[:26] for line in warnings("--steps 8 --seed 7")] == ["warning: the val data diff"]

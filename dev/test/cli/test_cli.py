@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from harness import PROGRAM, TINY, Run, close, run, train, train_command
+from harness import PROGRAM, TINY, Run, close, run, train_command
 
 
 def test_the_loss_falls(trained):
@@ -31,11 +31,6 @@ def test_init_starts_from_the_weights_which_lr_0_leaves_as_they_are(trained, tmp
     assert Run(tmp_path / "run").val_losses() == {0: trained.val_loss(), 3: trained.val_loss()}
 
 
-def test_another_micro_batch_reaches_the_same_loss(trained, tmp_path, data):
-    other = train("--precision fp32 --steps 30 --val-every 10 --micro-batch 4", out=tmp_path / "run", data=data)
-    assert close(other.val_loss(), trained.val_loss(), 1e-3)
-
-
 @pytest.mark.parametrize("options, text", [
     (TINY, r"per step.*: measured here with 2 x 16 tokens, .* tokens/s, .* % of the peak"),
     ("--model d48 -b 4 -t 1024", "estimated at 40 % of the peak: a step is too large"),
@@ -46,11 +41,6 @@ def test_another_micro_batch_reaches_the_same_loss(trained, tmp_path, data):
 ])
 def test_plan_says(options, text):
     assert re.search(text, run(PROGRAM, "plan", options).out)
-
-
-def test_training_says_how_much_memory_there_is(data):
-    result = run(train_command("--quiet=0 --steps 2", out="", data=data))
-    assert re.search(r"\nmemory .* of .* available: weights", result.out)
 
 
 def test_training_on_the_validation_data_gives_a_warning(data):

@@ -3,14 +3,7 @@
 import os
 import shutil
 
-import pytest
 from harness import PROGRAM, TINY, Run, assert_same_run, data_options, refused, run, train, train_command
-
-
-@pytest.fixture
-def again(trained, tmp_path):
-    """A copy of the finished run of 30 steps."""
-    return Run(shutil.copytree(trained, tmp_path / "again"))
 
 
 def resume(out, *options, **keywords):
@@ -18,20 +11,12 @@ def resume(out, *options, **keywords):
     return run(PROGRAM, "--resume --quiet --output", out, *options, **keywords)
 
 
-def test_run_toml_is_toml_with_the_options_of_the_run(trained):
-    tomllib = pytest.importorskip("tomllib", reason="python3 has no tomllib (before 3.11)")
-    options = tomllib.loads((trained / "run.toml").read_text())
-    assert (options["lr"], options["layers"]) == (0.01, 2)
-
-
-def test_resuming_a_finished_run_does_nothing(trained, again):
+def test_a_resume_takes_the_options_of_the_run_and_does_nothing_if_it_is_finished(trained, tmp_path):
+    again = Run(shutil.copytree(trained, tmp_path / "again"))
     result = resume(again, "--quiet=0 --steps 30 --lr 1e-5")
     assert "\nnothing to do: the run is at step 30, and --steps is 30; a larger --steps continues" in result.out
     assert (again / "run.toml").read_bytes() == (trained / "run.toml").read_bytes()
     assert_same_run(trained, again, 30)
-
-
-def test_a_resume_takes_the_options_of_the_run_and_names_those_that_change(again):
     result = resume(again, "--steps 33 --quiet=0")
     assert again.last_step() == 32
     assert f"options from {again}/run.toml: --train-data " in result.out and " --lr 0.01 " in result.out
@@ -59,31 +44,23 @@ def test_relative_paths_are_relative_to_where_the_run_began_or_to_where_they_are
     for folder in (began / "data", elsewhere / "near"):
         shutil.copytree(data, folder)
     run(train_command("--steps 2 --tokenizer data/tokenizer.json", out=out, data="data"), cwd=began)
-    resume(out, "--steps 4", cwd=elsewhere)
-    resume(out, "--steps 6 --train-data near/train_*.bin", cwd=elsewhere)
-    resume(out, "--steps 8", cwd=tmp_path)
-    assert Run(out).last_step() == 7
+    resume(out, "--steps 4 --train-data near/train_*.bin", cwd=elsewhere)
+    resume(out, "--steps 6", cwd=tmp_path)
+    assert Run(out).last_step() == 5
 
 
 def test_another_micro_batch_on_resume_keeps_the_tokens_of_a_step(tmp_path, data):
-    out = train("--global-batch 0 --steps 2 --checkpoint-every 2", out=tmp_path / "run", data=data)
+    odd = shutil.copytree(data, tmp_path / os.fsdecode(b'd\xffx #"]'))  # which run.toml has to name
+    out = train("--global-batch 0 --steps 2 --checkpoint-every 2", out=tmp_path / "run", data=odd)
     resume(out, "--steps 3 --micro-batch 1")
     assert out.by_step("step", "tokens") == {0: 32, 1: 64, 2: 96}
-
-
-def test_the_name_of_the_data_need_not_be_utf_8(tmp_path, data):
-    odd = shutil.copytree(data, tmp_path / os.fsdecode(b'd\xffx #"]'))
-    out = train("--steps 2", out=tmp_path / "run", data=odd)
-    resume(out, "--steps 4")
-    assert out.last_step() == 3
 
 
 def test_a_run_that_began_with_init_is_resumed_with_or_without_it(trained, tmp_path, data):
     out = Run(tmp_path / "run")
     begin = ["--train-data", data / "train_*.bin", "--seq-len 16 --micro-batch 2 --init"]
     resume(out, *begin, trained.folder, "--steps 2")
-    result = resume(out, *begin, trained.folder, "--steps 4")
-    assert result.err == "warning: changed since the checkpoint: --steps 4 (was 2)\n"
+    resume(out, *begin, trained.folder, "--steps 4")
     resume(out, "--steps 6", cwd=tmp_path)
     assert out.last_step() == 5
     other = trained.checkpoint(15)

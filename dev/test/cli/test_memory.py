@@ -1,9 +1,8 @@
-"""test_memory.py: the memory that `plan` prints is the peak of a run, and too little of it, under ulimit -v or in a
-control group, ends a command with one sentence."""
+"""test_memory.py: the memory that `plan` prints is the peak of a run, and too little of it, under ulimit -v, ends a
+command with one sentence. dev/test/unit/test_device.cpp tests the limits of control groups."""
 
 import os
 import re
-from pathlib import Path
 
 import pytest
 from harness import PROGRAM, execute, no_mpi_because, refused, run, train, train_command
@@ -52,77 +51,31 @@ def test_an_error_of_the_cpp_library_names_the_limit(data):
     assert errors
 
 
-@pytest.fixture(scope="module")
-def evaluate(tmp_path_factory, data):
-    """The command that evaluates a small model."""
-    model = train("--heads 8 --channels 512 --seq-len 64 --global-batch 0 --steps 1 --warmup 0 --val-every 0",
-                  out=tmp_path_factory.mktemp("eval") / "run", data=data)
-    return [PROGRAM, "eval", "--val-data", str(data / "val_*.bin"), "--init", str(model), "--micro-batch"]
-
-
-def test_eval_refuses_a_micro_batch_beyond_memory_and_the_one_that_it_advises_fits(evaluate):
-    result = refused(2, "--micro-batch 1000000 with --seq-len 64 needs ", limited(600000), evaluate, 1000000)
-    advised = re.search(r" needs [0-9,.]* GiB of memory, and [0-9.]* GiB are free; try --micro-batch ([0-9]*)$",
-                        result.errors[0])[1]
-    run(limited(600000), evaluate, int(0.95 * int(advised)))
-
-
-def test_ranks_on_one_host_share_its_memory(evaluate):
-    def gib_free(text, *options):
-        error = refused(2, text, evaluate, 1048576, *options).errors[0]
+def test_eval_refuses_a_micro_batch_beyond_memory_and_the_one_that_it_advises_fits(tmp_path, data):
+    def gib_free(text, *command):
+        error = refused(2, text, *command).errors[0]
         return float(re.search(r" and ([0-9.]+) GiB are free", error)[1])
 
-    if reason := no_mpi_because():
-        pytest.skip(reason)
-    assert 0 < gib_free("error: rank 0 on ", "--ranks 2") < 0.75 * gib_free("needs ")
+    model = train("--heads 8 --channels 512 --seq-len 64 --global-batch 0 --steps 1 --warmup 0 --val-every 0",
+                  out=tmp_path / "run", data=data)
+    evaluate = [PROGRAM, "eval", "--val-data", str(data / "val_*.bin"), "--init", str(model), "--micro-batch"]
+    result = refused(2, "--micro-batch 1000000 with --seq-len 64 needs ", limited(600000), evaluate, 1000000)
+    advised = re.search(r" GiB are free; try --micro-batch ([0-9]*)$", result.errors[0])[1]
+    run(limited(600000), evaluate, int(0.95 * int(advised)))
+    if not no_mpi_because():  # ranks on one host share its memory
+        alone = gib_free("needs ", evaluate, 1048576)
+        assert 0 < gib_free("error: rank 0 on ", evaluate, 1048576, "--ranks 2") < 0.75 * alone
 
 
-# ---- control groups
-
-
-def memory_group():
-    """Returns the folder of this process's control group that limits memory, and the file of its limit."""
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if "memory" in controllers.split(","):  # version 1
-            return Path("/sys/fs/cgroup/memory", path.lstrip("/")), "memory.limit_in_bytes"
-    return Path("/sys/fs/cgroup", path.lstrip("/")), "memory.max"
-
-
-@pytest.fixture
-def grouped():
-    """grouped(MIB) returns the words that run a command in a control group with this limit of memory."""
-    parent, limit = memory_group()
-    group = parent / f"train_gpt2_test_{os.getpid()}"
-
-    def with_limit(mib):
-        (group / limit).write_text(str(mib << 20))
-        return ["bash", "-c", 'echo $$ >"$0/cgroup.procs" && exec "$@"', group]
-
-    try:
-        group.mkdir()
-        possible = execute(with_limit(1024), "true").code == 0
-    except OSError:
-        possible = False
-    if possible:
-        yield with_limit
-    if group.exists():
-        group.rmdir()
-    if not possible:
-        pytest.skip("no control group with a limit of memory can be made here")
-
-
-def test_a_control_group_with_too_little_memory_refuses_a_run_and_its_resume(grouped, tmp_path, data):
+def test_too_little_memory_refuses_a_run_and_its_resume_and_changes_no_checkpoint(tmp_path, data):
     def checkpoints():
-        return {path: path.read_bytes() for path in Path(out).glob("step_*/*")}
+        return {path: path.read_bytes() for path in out.folder.glob("step_*/*")}
 
-    options, large = "--channels 256 --checkpoint-every 4 --keep 0", tmp_path / "large"
-    out = train(options, "--steps 4", out=tmp_path / "run", data=data)
-    error = refused(1, "no memory for ", grouped(300), train_command(LARGE, out=large, data=data)).errors[0]
-    assert re.match(r"error: no memory for [^:]*: [0-9,]* bytes asked, [0-9.]* [MG]iB available", error)
+    large, options = tmp_path / "large", "--channels 256 --layers 12 --checkpoint-every 4"
+    error = refused(1, "no memory for ", limited(400000), train_command(LARGE, out=large, data=data)).errors[0]
+    assert re.match(r"error: no memory for [^:]*: [0-9,]* bytes asked, .*\(ulimit -v\)", error)
     assert not list(large.glob("step_*"))
-    run(grouped(300), train_command(options, "--steps 8 --resume", out=out, data=data))
+    out = train(options, "--steps 4", out=tmp_path / "run", data=data)
     before = checkpoints()
-    assert {path.parent.name for path in before} == {"step_000004", "step_000008"}
-    refused(1, "no memory for ", grouped(64), train_command(options, "--steps 12 --resume", out=out, data=data))
-    assert checkpoints() == before
+    refused(1, "no memory for ", limited(150000), train_command(options, "--steps 8 --resume", out=out, data=data))
+    assert before and checkpoints() == before

@@ -26,13 +26,8 @@ def test_one_run_at_a_time_in_an_output(train_in_background, tmp_path, data):
     assert not (busy / "run.lock").exists()
 
 
-# ---- standard output
-
-
 @pytest.mark.parametrize("redirection, reason", [
-    (">&-", "Bad file descriptor"),
-    (">/dev/full", "No space left on device"),
-])
+    (">&-", "Bad file descriptor"), (">/dev/full", "No space left on device")])
 def test_training_continues_without_stdout_and_warns_once(redirection, reason, tmp_path, data):
     command = train_command("--log-every 1 --quiet=0 --steps 3", out=tmp_path / "run", data=data)
     result = run(["bash", "-c", f'"$@" {redirection}', "run"], command)
@@ -40,24 +35,15 @@ def test_training_continues_without_stdout_and_warns_once(redirection, reason, t
     assert list(Run(tmp_path / "run").losses()) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("command", [
-    "plan --layers 1 --heads 1 --channels 16 -t 16 -d 0", "generate --max-tokens 5 --init RUN",
-    "eval --batches 1 --init RUN --val-data DATA/val_*.bin", "tokenize DATA.txt --train-bpe 300 --output OUT",
-    "--help", "--version"])
-def test_other_commands_fail_if_stdout_is_full(command, trained, tmp_path, data):
-    command = command.replace("RUN", str(trained)).replace("DATA", str(data)).replace("OUT", str(tmp_path / "shards"))
-    refused(74, "cannot write to standard output: No space left on device",
-            ["bash", "-c", '"$@" >/dev/full', "full"], PROGRAM, command)
-    assert (tmp_path / "shards/train_000001.bin").exists() == command.startswith("tokenize")
-
-
-def test_generate_ends_when_its_reader_has_ended(trained):
-    reader = ["bash", "-c", '"$@" | head -c 10 >/dev/null; exit ${PIPESTATUS[0]}', "pipe"]
-    refused(74, "cannot write to standard output: Broken pipe", reader, PROGRAM,
-            "generate --max-tokens 1000 --num-samples 100000 --init", trained)
-
-
-# ---- file systems
+@pytest.mark.parametrize("command, redirection, reason", [
+    ("eval --batches 1 --init RUN --val-data DATA/val_*.bin", ">/dev/full", "No space left on device"),
+    ("plan --layers 1 --heads 1 --channels 16 -t 16 -d 0", ">/dev/full", "No space left on device"),
+    ("--help", ">/dev/full", "No space left on device"),
+    ("generate --max-tokens 1000 --num-samples 100000 --init RUN", "| head -c 10 >/dev/null", "Broken pipe")])
+def test_other_commands_fail_if_stdout_is_full_or_its_reader_has_ended(command, redirection, reason, trained, data):
+    command = command.replace("RUN", str(trained)).replace("DATA", str(data))
+    shell = ["bash", "-c", f'"$@" {redirection}; exit ${{PIPESTATUS[0]}}', "bash"]
+    refused(74, f"cannot write to standard output: {reason}", shell, PROGRAM, command)
 
 
 @pytest.fixture
@@ -78,8 +64,7 @@ def test_the_checkpoint_before_survives_a_full_disk(own_mounts, tmp_path, data):
     assert "step_000006" in result.out.splitlines()
 
 
-@pytest.mark.parametrize("asynchronous", ["off", "on"])
-def test_a_run_trains_on_while_its_output_is_read_only_and_saves_later(asynchronous, own_mounts, start, tmp_path, data):
+def test_a_run_trains_on_while_its_output_is_read_only_and_saves_later(own_mounts, start, tmp_path, data):
     def while_stopped(*commands):
         process.signal(signal.SIGSTOP)
         for command in commands:
@@ -94,8 +79,7 @@ def test_a_run_trains_on_while_its_output_is_read_only_and_saves_later(asynchron
 
     # A mount hides the output from calls that open or make a file. The log is open, and is written.
     out = Run(tmp_path / "run")
-    process = start(own_mounts, train_command(ENDLESS, "--checkpoint-every 20 --keep 2 --quiet=0 --checkpoint-async",
-                                              asynchronous, out=out, data=data, val=False))
+    process = start(own_mounts, train_command(ENDLESS, "--checkpoint-every 20 --keep 2 --quiet=0", out=out, data=data))
     process.wait_for(out.latest, "the first checkpoint")
     while_stopped(["mount", "--bind", out], "mount -o remount,ro,bind")
     process.wait_for(failed, "a warning")
