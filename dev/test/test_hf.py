@@ -15,20 +15,13 @@ pytestmark = pytest.mark.hf
 DATA = ROOT.parent / "shared/data"  # where it is there, GPT-2's vocabulary and tinyshakespeare
 
 
-class HuggingFace:
-    """The modules. Each is loaded by the first test that needs it, which is skipped where the module is missing."""
-
-    def __getattr__(self, name):
-        if name == "tokenizers":  # 0.19 has an older table of Unicode, and chooses other merges
-            return pytest.importorskip("tokenizers", minversion="0.22")
-        return pytest.importorskip("safetensors.torch" if name == "files" else name)
-
-
 @pytest.fixture(scope="session")
 def hf():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_HUB_OFFLINE", "1")
-        yield HuggingFace()
+        yield SimpleNamespace(torch=pytest.importorskip("torch"), transformers=pytest.importorskip("transformers"),
+                              tokenizers=pytest.importorskip("tokenizers"),
+                              files=pytest.importorskip("safetensors.torch"))
 
 
 def load(hf, folder):
@@ -36,9 +29,6 @@ def load(hf, folder):
     model, info = hf.transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert not any(info[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")), info
     return model.eval()
-
-
-# ---- weights
 
 
 @pytest.fixture(scope="session")
@@ -136,6 +126,7 @@ def tokenize(folder, texts, *options):
 
 def byte_level(hf, model):
     """Returns a tokenizer without added tokens: <|endoftext|> in a text is text, as it is for the trainer."""
+    pytest.importorskip("tokenizers", minversion="0.22")  # 0.19 has an older table of Unicode
     tokenizer = hf.tokenizers.Tokenizer(model)
     tokenizer.pre_tokenizer = hf.tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = hf.tokenizers.decoders.ByteLevel()
@@ -159,12 +150,9 @@ def assert_files_are_read(hf, out, texts, documents):
     assert_same_tokens(*zip(*plain), loaded)
     for text, tokens in plain:
         assert loaded.decode(tokens, skip_special_tokens=False) == text
-    config = json.loads((out / "tokenizer_config.json").read_text())
-    assert config["tokenizer_class"] == "GPT2Tokenizer" and config["eos_token"] == "<|endoftext|>"
-    assert json.loads((out / "special_tokens_map.json").read_text())["bos_token"] == "<|endoftext|>"
 
 
-@pytest.mark.parametrize("vocab", [257, 1000, 8192])
+@pytest.mark.parametrize("vocab", [257, 8192])
 def test_a_vocabulary_trained_on_the_same_texts_has_the_same_merges_and_tokens(vocab, hf, texts, tmp_path):
     documents, out = tokenize(tmp_path, texts, "--train-bpe", vocab)
     tokenizer = byte_level(hf, hf.tokenizers.models.BPE())

@@ -31,12 +31,6 @@ def test_the_ledger_has_the_operations_of_bench_ops(model, precision, micro_batc
         assert sorted(ledger.splitlines()) == listed
 
 
-def test_the_ledger_refuses_an_unknown_model():
-    result = execute("dev/bench/ledger.py --model d13")
-    text = "--model d13 is not known; give one of d12, d24, d36, d48"
-    assert result.code == 2 and result.out == "" and result.err.count("\n") == 1 and text in result.err, result
-
-
 def test_tables_in_the_documentation_are_made_by_their_scripts():
     run("dev/bench/ledger.py --check-docs")
     run("dev/bench/readme_table.py --check")

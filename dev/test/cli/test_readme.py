@@ -8,8 +8,6 @@ import os
 import random
 import re
 import shutil
-import struct
-import zlib
 
 import pytest
 from harness import MPI_ENVIRONMENT, ROOT, Run, make_script, make_shards, make_text, no_mpi_because, run
@@ -71,19 +69,6 @@ def test_gpt2_on_web_text(tree):
     assert list(json.loads(line)) == list(out.lines("step")[0])
 
 
-def make_novels(folder):
-    """Writes the files of a package of novels in R's format."""
-    folder.mkdir(parents=True)
-    database = b""
-    for name in ["emma", "mansfieldpark", "northangerabbey", "persuasion", "prideprejudice", "sensesensibility"]:
-        lines = [name.upper(), "", "CHAPTER I", "", *(f"It was said of {name}, line {i}." for i in range(5000))]
-        content = b"X\n" + struct.pack(">iiiii", 2, 0, 0, 16, len(lines)) + b"".join(
-            struct.pack(">ii", 9, len(line)) + line.encode() for line in lines)
-        database += struct.pack(">I", len(content)) + zlib.compress(content)
-    (folder / "Rdata.rdb").write_bytes(database)
-    (folder / "Rdata.rdx").write_bytes(b"")
-
-
 def test_the_quick_start(tree):
     choose = random.Random(1)
     words = ["".join(choose.choices("ba ke lo mi nu ra se to vi zu da fe go hi ju pa".split(), k=choose.randint(1, 5)))
@@ -91,15 +76,12 @@ def test_the_quick_start(tree):
     (tree / "verses").write_text("".join(
         f"Ge{i // 30 + 1}:{i % 30 + 1} {' '.join(choose.choices(words, k=9))}\n" for i in range(31102)))
     make_script(tree / "bin/bible", f"cat '{tree}/verses'")
-    make_novels(tree / "package/usr/lib/R/site-library/janeaustenr/data")
-    make_script(tree / "bin/apt-get", '[[ $* = *r-cran-janeaustenr ]] && touch r-cran-janeaustenr_1_all.deb')
-    make_script(tree / "bin/dpkg", f"cp -r '{tree}/package/.' \"$3\"")
+    make_script(tree / "bin/apt-get", "exit 100")  # it continues with the Bible alone
     for command in ("data/bible_austen.sh", "./train_gpt2 --train-data 'data/bible_austen",
                     "./train_gpt2 generate --init out/bible_austen"):
         as_written(command, tree)
-    text = tree / "data/bible_austen/text"
-    assert len([line for line in (text / "king_james_bible.txt").read_text().splitlines() if line]) == 31102
-    assert "It was said of persuasion, line 4999." in (text / "persuasion.txt").read_text()
+    text = (tree / "data/bible_austen/text/king_james_bible.txt").read_text()
+    assert len([line for line in text.splitlines() if line]) == 31102
 
 
 @pytest.mark.skipif(bool(no_mpi_because()), reason=no_mpi_because())

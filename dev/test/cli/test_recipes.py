@@ -1,4 +1,4 @@
-"""test_recipes.py: the recipes scripts/run_gpt*: their plans, their comments, and how they start training again."""
+"""test_recipes.py: the recipes scripts/run_gpt*: their plans, and how they start training again."""
 
 import os
 import re
@@ -21,22 +21,13 @@ RECIPES = sorted(path.name for path in (ROOT / "scripts").glob("run_gpt*"))
     ("run_gpt2_124M_torchrun.sh", {"NODES": "1:2"}, 16, 524288, 124439808, 1024),
     ("run_gpt2_124M.sbatch", {"NODES": "4"}, 32, 524288, 124439808, 1024),
 ])
-def test_a_plan_has_the_published_batch_and_size_and_the_comment_its_steps_and_flop(script, env, ranks, tokens,
-                                                                                    parameters, seq_len):
+def test_a_plan_has_the_published_batch_and_size(script, env, ranks, tokens, parameters, seq_len):
     plan = run(f"scripts/{script} --plan", env=env).out.replace(",", "")
     batch = re.search("^batch (.*)", plan, re.MULTILINE)[1]
     in_step, sequences, length, world_size, micro_steps = map(int, re.findall("[0-9]+", batch))
     assert (in_step, length, world_size) == (tokens, seq_len, ranks)
     assert in_step == sequences * length * world_size * micro_steps
     assert f" {parameters} parameters" in plan and "vocabulary 50257 " in plan
-    if re.fullmatch(r"run_gpt\d_[0-9.]+[MB]\.sh", script):
-        lines = (ROOT / "scripts" / script).read_text().splitlines()
-        text = " ".join(line.lstrip("# ") for line in lines if line.startswith("#")).replace(",", "")
-        steps, tokens = map(int, re.search("([0-9]+) steps of ([0-9]+) tokens", text).groups())
-        gflop = float(re.search("^work +([0-9.]+) GFLOP", plan, re.MULTILINE)[1])
-        assert float(re.search("([0-9.]+) GFLOP per token", text)[1]) == pytest.approx(gflop, rel=0.01)
-        flop = float(re.search("in all ([0-9.e]+) FLOP", text)[1])
-        assert flop == pytest.approx(steps * tokens * gflop * 1e9, rel=0.01)
 
 
 def test_options_of_a_recipe_are_those_of_the_program():

@@ -4,7 +4,7 @@ messages that depend on the options alone are tested by dev/test/unit/test_optio
 import shutil
 
 import pytest
-from harness import PROGRAM, make_text, refused, train_command
+from harness import PROGRAM, refused, train_command
 
 
 @pytest.mark.parametrize("text, options", [
@@ -34,11 +34,6 @@ def test_an_output_that_is_no_directory(tmp_path, data):
     (tmp_path / "dangling").symlink_to("none")
     refused(73, f"{tmp_path}/dangling is not a directory; give another name",
             train_command("--steps 3", out=tmp_path / "dangling", data=data))
-
-
-def test_a_prompt_longer_than_the_context_prints_nothing_else(trained):
-    result = refused(2, "error: --prompt has ", PROGRAM, "generate --init", trained, ["--prompt", make_text(200)])
-    assert result.out == ""
 
 
 def test_inputs_that_do_not_exist(tmp_path, data):

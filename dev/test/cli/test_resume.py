@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from harness import SLOWER, Run, assert_same_run, close, train, train_command
+from harness import Run, assert_same_run, close, train, train_command
 
 FORMS = {
     "fp32": "--precision fp32",
@@ -19,8 +19,7 @@ FORMS = {
 RUN = "--steps 20 --val-every 4 --sample-every 5 --sample-tokens 8 --checkpoint-every 7 --keep 0"
 ENDLESS = "--precision fp32 --schedule constant --steps 10000000 --val-every 0 --checkpoint-every"
 # Steps of a thousand micro-steps.
-LONG = f"--precision fp32 --channels 64 --micro-batch 1 --global-batch {16000 // SLOWER} --steps 3 --checkpoint-every 3"
-emulated = pytest.mark.skipif(SLOWER != 1, reason="an emulator of another CPU catches signals before the program does")
+LONG = "--precision fp32 --channels 64 --micro-batch 1 --global-batch 16000 --steps 3 --checkpoint-every 3"
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +96,6 @@ def test_a_sigint_that_the_caller_ignores_does_not_stop_the_run(start, tmp_path,
     assert process.wait() == 75
 
 
-@emulated
 def test_a_signal_before_the_first_step_ends_the_process_and_leaves_the_checkpoint(start, tmp_path, data):
     def files():
         return {path: path.read_bytes() for path in run.checkpoint(1).iterdir()}
@@ -120,7 +118,7 @@ def catches_sigterm(pid):
 
 
 # Long validations, before the first step and after the last one.
-@pytest.mark.parametrize("step", [pytest.param(0, marks=emulated), 4])
+@pytest.mark.parametrize("step", [0, 4])
 def test_a_signal_leaves_a_validation_and_saves_its_step(step, train_in_background, tmp_path, data, more_data):
     options = "--precision fp32 --steps 4 --val-every 4 --val-batches 2000", ["--val-data", more_data / "train_*.bin"]
     run = Run(tmp_path / "run")

@@ -3,7 +3,6 @@ folder. Needs root, and Debian's slurm-wlm and munge."""
 
 import os
 import signal
-import time
 
 from harness import MPI_ENVIRONMENT, execute, run, wait_until, words
 from hosts import SUBNET, Hosts
@@ -95,21 +94,3 @@ class Slurm:
         """Submits a script as the file `path`; returns the ID of the job. Its output goes to `path` with .out."""
         path.write_text(f"#!/usr/bin/env bash\n{script}\n")
         return self.run("sbatch --parsable", f"--output={path}.out", words(*options), path).out.strip()
-
-    def start_again(self, job, condition, what):
-        """Starts a job that was queued again, and waits for an effect of its second attempt.
-
-        Slurm waits two minutes before, unless scontrol changes the start time. That must wait until all files of the
-        first attempt are gone, which slurmd would take for those of the job: its script, and the sockets of its steps,
-        HOST_JOB.STEP. It must also wait for the next second: slurmd revokes the first attempt's credential, notes the
-        time in whole seconds, and refuses a credential of the same second. Then Slurm fails the job."""
-        def started():
-            files = [*self.folder.glob("*/spool/job*"), *self.folder.glob(f"*/spool/*_{job}.*")]
-            if not condition() and not files and "BeginTime" in self.execute(
-                    "squeue --noheader --format=%r", f"--jobs={job}").out:
-                second = int(time.time())
-                wait_until(lambda: int(time.time()) > second, "the next second")
-                self.execute("scontrol update", f"JobId={job}", "StartTime=now")
-            return condition()
-
-        wait_until(started, what)

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from harness import (ONE, Run, assert_same_weights, close, emulated_gpus, execute, preload, ranks, run, train,
+from harness import (ONE, Run, assert_same_weights, emulated_gpus, execute, preload, ranks, run, train,
                      train_command)
 
 SMALL = "--layers 3 --heads 4 --micro-batch 1 --global-batch 96 --val-every 0 --schedule constant --keep 0"
@@ -102,19 +102,6 @@ def test_the_third_failed_save_ends_the_run(n, mode, data, tmp_path):
         assert re.search(f"^warning: the checkpoint of step {step} was not saved: .*: File too large; training "
                          "continues$", result.err, re.M), result
     assert Run(tmp_path / "run").last_step() >= 5 and not any((tmp_path / "run").glob("step_*"))
-
-
-# The most memory that the process has had.
-def test_many_saves_take_no_more_memory_than_a_few(train_in_background, closed_gate, data, tmp_path):
-    env, open_gate = closed_gate
-    open_gate()  # this fsync waits for no disk
-    process = train_in_background(ENDLESS, "--checkpoint-every 2 --keep 1", out=tmp_path / "run", data=data, env=env)
-
-    def memory_after(saves):
-        process.wait_for(lambda: len(Run(tmp_path / "run").lines("checkpoint")) >= saves, f"{saves} saves")
-        return int(re.search(r"VmHWM:\s*(\d+)", Path(f"/proc/{process.pid}/status").read_text()).group(1))
-
-    assert close(memory_after(5), memory_after(40), 0.02)
 
 
 def test_a_run_without_memory_for_a_copy_waits_for_its_saves_and_says_so(data, tmp_path):

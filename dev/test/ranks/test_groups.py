@@ -21,11 +21,6 @@ def test_groups_of_all_sizes_at_the_same_time(n):
     assert result.out.endswith(": correct\n") and result.err == ""  # Open MPI prints nothing of its own
 
 
-def test_messages_without_shared_pages():
-    no_pages = {"OMPI_MCA_btl_vader_single_copy_mechanism": "none", "OMPI_MCA_smsc": "^cma"}
-    assert group_ranks(2, "check 7 100000", env=no_pages).out.endswith(": correct\n")
-
-
 @pytest.mark.parametrize("n", [2, 4])
 def test_gpu_ranks_by_nccl(n):
     emulated = RELEASE / "emulator/group_ranks"

@@ -2,7 +2,7 @@
 ranks is refused with a sentence and exit code 2, and writes nothing."""
 
 import pytest
-from harness import MPI_ENVIRONMENT, RELEASE, Launch, execute, ranks, refused, run, train_command
+from harness import MPI_ENVIRONMENT, RELEASE, Launch, refused, run, train_command
 
 NO_MPI = RELEASE / "alone/train_gpt2"
 NO_NCCL = RELEASE / "emulator/nonccl/train_gpt2cu"
@@ -47,11 +47,3 @@ def test_ranks_of_a_launcher_are_refused(program, launcher, command):
     kind = "CPU" if program is NO_MPI else "GPU"
     refused(2, f"2 {kind} ranks ({launcher}), but this build has no library",
             "env", LAUNCHERS[launcher], command(program), env=ENVIRONMENT)
-
-
-@pytest.mark.parametrize("program", [NO_MPI, NEITHER])
-def test_two_ranks_by_mpirun_are_refused(program, command):
-    kind = "CPU" if program is NO_MPI else "GPU"
-    result = execute(ranks(2).prefix, command(program), env=ENVIRONMENT)
-    assert result.code == 2, result
-    assert f"2 {kind} ranks (mpirun), but this build has no library" in "".join(result.errors)

@@ -49,21 +49,6 @@ def test_any_number_of_ranks_has_the_bits_of_one_and_sends_its_share(precision, 
     assert close(one.val_loss(), trained(0, f"{options} --zero 0").val_loss(), 1e-4)
 
 
-@pytest.mark.parametrize("options, tolerance", [(" --zero 2", 1e-4), (" --grad-dtype bf16 --zero 1", 1e-3)])
-def test_3_ranks_have_nearly_the_loss_of_one(options, tolerance, trained):
-    one, three = trained(0, "--global-batch 1536"), trained(3, "--global-batch 1536" + options)
-    assert close(three.val_loss(), one.val_loss(), tolerance)
-    assert three.results() != one.results()
-
-
-# Also if the ranks do not divide the number of windows.
-@pytest.mark.parametrize("batches", [5, 0])
-def test_any_number_of_ranks_validates_on_the_same_windows(batches, data, tmp_path):
-    options = f"--micro-batch 1 --global-batch 96 --steps 1 --warmup 0 --val-every 1 --val-batches {batches}"
-    runs = [train(options, out=tmp_path / str(n), data=data, by=ranks(n)) for n in (1, 2, 3)]
-    assert len({run.val_losses()[0] for run in runs}) == 1
-
-
 @pytest.fixture
 def start_two(train_in_background, data, tmp_path):
     """start_two(STEP, OPTION...) starts two ranks and waits for this step; returns mpirun's process and the ranks."""

@@ -99,21 +99,3 @@ def test_scancel_usr1_saves_and_another_job_resumes(slurm, more_data, tmp_path):
     steps = run.last_step() + 1
     slurm.run("srun --mpi=pmix", TWO_BY_TWO, endless, "--resume --stop-after 2")
     assert run.lines("run")[1]["resumed_at"] == steps and run.last_step() == steps + 1
-
-
-def test_requeue_saves_and_the_second_attempt_ends_with_the_same_bits(slurm, more_data, tmp_path):
-    given = [OPTIONS, "--steps 200 --checkpoint-every 1000"]
-    one = train(*given, out=tmp_path / "one", data=more_data, val=False, env={"OMP_NUM_THREADS": 1})
-    run = Run(tmp_path / "run")
-    command = train_command(*given, "--resume", out=run, data=more_data, val=False)
-    job = slurm.batch(tmp_path / "job", f"exec srun --mpi=pmix {shlex.join(command)}", TWO_BY_TWO,
-                      "--requeue --open-mode=append")
-    wait_until(lambda: run.last_step() >= 3, "step 3")
-    slurm.run("scontrol requeue", job)  # Slurm sends SIGTERM
-    wait_until(run.latest, "a checkpoint")
-    saved = run.latest()
-    assert saved != "step_000200", "training ended before"
-    slurm.start_again(job, lambda: len(run.lines("run")) == 2, "the second attempt")
-    assert run.lines("run")[1]["resumed_at"] == int(saved.removeprefix("step_"))
-    wait_until(lambda: run.latest() == "step_000200", "the last step")
-    assert_same_run(one, run, 200)

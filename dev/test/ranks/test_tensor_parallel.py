@@ -51,23 +51,6 @@ def test_each_layout_continues_the_checkpoint_of_any_other(data, tmp_path):
     assert_same_losses(run, one, 2e-5)
 
 
-def test_loading_and_saving_change_no_bit(data, tmp_path):
-    where = {"out": tmp_path / "run", "data": data}
-    run = in_layout(1, "--precision fp32 --stop-after 2 --keep 0", **where)
-    for n, layout in LAYOUTS[1::2]:
-        in_layout(n, layout, "--lr 0 --weight-decay 0 --stop-after 1 --resume", **where)
-    before, after = (run.checkpoint(step) / "model.safetensors" for step in (2, 5))
-    assert before.read_bytes()[len(header(before)):] == after.read_bytes()[len(header(after)):]
-
-
-# bf16 has 8 bits, and without master weights each update is rounded to them at random.
-def test_bf16_without_masters_has_nearly_the_losses_of_one_rank(data, tmp_path):
-    options = "--precision bf16 --master-weights off --steps 6"
-    one = in_layout(1, options, out=tmp_path / "one", data=data)
-    in_layout(*LAYOUTS[1], options, "--stop-after 4", out=tmp_path / "run", data=data)
-    assert_same_losses(in_layout(*LAYOUTS[-1], options, "--resume", out=tmp_path / "run", data=data), one, 1e-2)
-
-
 @pytest.mark.parametrize("n, options, text", [
     (2, "--heads 3 --channels 48 --tensor-parallel 2", "does not divide the model's 3 heads; give 1"),
     (3, "--tensor-parallel 2", "--tensor-parallel 2 does not divide 3 ranks; give 1"),
