@@ -68,7 +68,7 @@ def test_a_run_trains_on_while_its_output_is_read_only_and_saves_later(own_mount
     def while_stopped(*commands):
         process.signal(signal.SIGSTOP)
         for command in commands:
-            run("nsenter --mount --target", process.pid, command, out)
+            run("nsenter --mount --root --target", process.pid, command, out)
         process.signal(signal.SIGCONT)
 
     def failed():
