@@ -50,18 +50,10 @@ TEST_CASE_TEMPLATE("cross entropy over rows larger than shared memory agrees wit
     compare<floatX>({6, most + 1001, most + 1008});
 }
 
-TEST_CASE_TEMPLATE("equal logits: the loss is log V, gradients sum to 0, padding and ignored rows have none", floatX,
-                   float, bf16) {
-    equal_logits<floatX>(gpu_backend);
-}
-
 TEST_CASE_TEMPLATE("huge, infinite and NaN logits", floatX, float, bf16) {
     huge_logits<floatX>(gpu_backend, 40);
     for (int V : {37, 40, 41}) not_finite_logits<floatX>(gpu_backend, V, 48);
     for (int V : {8000, 8001, 7999}) one_finite_logit<floatX>(gpu_backend, V);
-    huge_logits_in_shards<floatX>(gpu_backend);
-    not_finite_logits_in_shards<floatX>(gpu_backend);
-    one_finite_logit_in_shards<floatX>(gpu_backend, 8001);
 }
 
 TEST_CASE_TEMPLATE("cross entropy over vocabulary shards agrees with double and with the whole", floatX, float, bf16) {

@@ -40,9 +40,7 @@ TEST_CASE("embeddings agree with the definition, however often a token occurs, a
     same_bits_twice<bf16>(gpu_backend, {2, 600, 264, 40});
 }
 
-TEST_CASE_TEMPLATE("token and position are added, gradients accumulate, and a NaN reaches its own only", floatX, float,
-                   bf16) {
-    known_sums<floatX>(gpu_backend, 8);
+TEST_CASE_TEMPLATE("a NaN reaches the gradient of its token and of its position, and no others", floatX, float, bf16) {
     nan_in_dout<floatX>(gpu_backend);
 }
 

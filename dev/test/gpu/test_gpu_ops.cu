@@ -56,11 +56,9 @@ TEST_CASE("GELU is its formula in double, and finite for any finite input") {
     // The kernel replaces s = 1 / (1 + e^-2u) by 0 where it is below 2^-126, which begins at x = -10. There the
     // derivative is -229 s, and left of it smaller.
     gelu_cases::formula_in_double(gpu_backend, [] { return 240 * 0x1p-126; });
-    gelu_cases::huge_inputs(gpu_backend);
 }
 
-TEST_CASE_TEMPLATE("GELU has known values at chosen points, dinp may be dout, and NaN stays NaN", floatX, float, bf16) {
-    gelu_cases::known_points<floatX>(gpu_backend);
+TEST_CASE_TEMPLATE("dinp of GELU may be dout, and NaN stays NaN", floatX, float, bf16) {
     gelu_cases::in_place_with_nan<floatX>(gpu_backend);
 }
 
@@ -108,19 +106,16 @@ constexpr int ADAMW_STEPS = 5;
 TEST_CASE_TEMPLATE("AdamW agrees with the definition, of any count, decayed part and range", floatX, float, bf16) {
     adamw_cases::awkward_counts<floatX>(gpu_backend, ADAMW_STEPS);  // less than a thread block, and several
     adamw_cases::several_buckets<floatX>(gpu_backend, ADAMW_STEPS);
-    adamw_cases::decay_alone<floatX>(gpu_backend);
     for (int first : {1, 1000}) adamw_cases::formula_in_double<floatX>(gpu_backend, first);
     for (float value : {NAN, INFINITY}) adamw_cases::factor_not_finite<floatX>(gpu_backend, value);
 }
 
 TEST_CASE("without master weights the rounding depends on seed, step and element alone, however the range is cut") {
     adamw_cases::stochastic_rounding(gpu_backend, 6208, {1088});
-    adamw_cases::independent_draws(gpu_backend, 1 << 13);
 }
 
 TEST_CASE("AdamW without master weights agrees with the definition, and impossible steps are refused") {
     adamw_cases::one_step_without_masters(gpu_backend, 5056, {256, 192, 320, 128}, 64, 4);
-    adamw_cases::mean_of_small_steps(gpu_backend, 1 << 11);
     adamw_cases::zeros_and_nan_without_masters(gpu_backend);
     adamw_cases::no_elements_and_impossible_steps();
 }

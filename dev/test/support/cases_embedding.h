@@ -155,20 +155,6 @@ void same_bits_twice(const Backend& backend, Shape s) {
     });
 }
 
-// The text is token 2 at both positions.
-template <class floatX, class Backend>
-void known_sums(const Backend& backend, int C) {
-    Inputs<floatX> in({1, 2, C, 3}, filled<int>(2, 2.0f));
-    for (int i = 0; i < 3 * C; i++) in.wte[i] = floatX(i < 2 * C ? 0.0f : 4.0f);
-    for (int i = 0; i < 2 * C; i++) in.wpe[i] = floatX(i < C ? 1.0f : 2.0f), in.dout[i] = floatX(i < C ? 8.0f : 16.0f);
-    backend.on_each_variant([&] {
-        const auto r = run(backend, tested<floatX>, in);
-        for (int i = 0; i < 2 * C; i++) CHECK(float(r.out[i]) == (i < C ? 5.0f : 6.0f));
-        for (int i = 0; i < 2 * C; i++) CHECK(r.dwpe[i] == (i < C ? 7.5f : 15.5f));
-        for (int i = 0; i < 3 * C; i++) CHECK(r.dwte[i] == (i < 2 * C ? 0.5f : 24.5f));
-    });
-}
-
 template <class floatX, class Backend>
 void nan_in_dout(const Backend& backend) {
     Tensor<int> tokens(80);

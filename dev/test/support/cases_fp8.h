@@ -228,17 +228,4 @@ void single_row(const Backend& backend, int IC, int OC) {
     });
 }
 
-// A tensor of zeros has the scale 1.
-template <class Backend>
-void zeros(const Backend& backend, Shape s) {
-    const Inputs<bf16> in = scaled_inputs(s, {0.0f, 1.0f, 0.0f});
-    backend.on_each_variant([&] {
-        const auto f = forward(backend, in, {});
-        for (int64_t i = 0; i < f.out.size(); i++) CHECK(float(f.out[i]) == float(in.bias[i % s.OC]));
-        const auto r = backward(backend, in, {});
-        for (int64_t i = 0; i < r.dinp.size(); i++) CHECK(float(r.dinp[i]) == 0.0f);
-        for (int64_t i = 0; i < r.dweight.size(); i++) CHECK(r.dweight[i] == 0.0f);
-    });
-}
-
 }  // namespace fp8_cases

@@ -74,32 +74,6 @@ void formula_in_double(const Backend& backend, const Cancelled& cancelled) {
 }
 
 template <class floatX, class Backend>
-void known_points(const Backend& backend) {
-    const float points[][2] = {{0.0f, 0.0f}, {1.0f, 0.84119199f}, {-1.0f, -0.15880801f}, {3.0f, 2.99636264f}};
-    for (const auto& [x, y] : points) {
-        const auto inp = filled<floatX>(1, x), want = filled<floatX>(1, y);
-        backend.on_each_variant([&] {
-            expect_close("GELU", run(backend, tested<floatX>, inp, inp).out, want, 1, rounding_step<floatX>(), 0.0f);
-        });
-    }
-}
-
-// Checks values and derivatives to within 1e-6.
-template <class Backend>
-void huge_inputs(const Backend& backend) {
-    const float points[][3] = {{1e4f, 1e4f, 1.0f}, {-1e4f, 0.0f, 0.0f}, {1e30f, 1e30f, 1.0f}, {-1e30f, 0.0f, 0.0f}};
-    for (const auto& [x, y, slope] : points) {
-        const auto inp = filled<float>(1, x), ones = filled<float>(1, 1.0f);
-        const auto out = filled<float>(1, y), dinp = filled<float>(1, slope);
-        backend.on_each_variant([&] {
-            const auto r = run(backend, tested<float>, inp, ones);
-            expect_close("GELU", r.out, out, 1, 1e-6f, 0.0f);
-            expect_close("derivative", r.dinp, dinp, 1, 0.0f, 1e-6f);
-        });
-    }
-}
-
-template <class floatX, class Backend>
 void in_place_with_nan(const Backend& backend) {
     const int count = 67, bad = 40;
     auto inp = random_tensor<floatX>(count, 1);

@@ -216,23 +216,4 @@ void not_finite(const Backend& backend, Shape s) {
     }
 }
 
-// Small integers, whose sums are exact in any order.
-template <class floatX, class Backend>
-void small_integers(const Backend& backend, Shape s) {
-    Inputs<floatX> in(s);
-    const Philox random{7, 0};
-    for (Tensor<floatX>* x : {&in.inp, &in.weight, &in.bias, &in.residual, &in.dout})
-        for (int64_t i = 0; i < x->size(); i++) (*x)[i] = floatX(float(int(random(uint64_t(i))[0] % 5) - 2));
-    const Options residual = {.residual = true};
-    const auto want = forward(OnHost{}, definition<floatX>, in, residual);
-    const auto want_gradients = backward(OnHost{}, definition<floatX>, in, {});
-    backend.on_each_variant([&] {
-        CHECK(same_bits(forward(backend, tested<floatX>, in, residual).out, want.out));
-        const auto got = backward(backend, tested<floatX>, in, {});
-        CHECK(same_bits(got.dinp, want_gradients.dinp));
-        CHECK(same_bits(got.dweight, want_gradients.dweight));
-        CHECK(same_bits(got.dbias, want_gradients.dbias));
-    });
-}
-
 }  // namespace matmul_cases

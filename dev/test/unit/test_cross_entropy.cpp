@@ -24,13 +24,9 @@ TEST_CASE_TEMPLATE("cross entropy over vocabulary shards agrees with the whole",
 
 TEST_CASE_TEMPLATE("huge logits do not overflow, NaN gives a NaN loss, and minus infinity is a probability of 0",
                    floatX, float, bf16) {
-    equal_logits<floatX>(cpu_backend);
     for (const int Vp : {33, 40}) huge_logits<floatX>(cpu_backend, Vp);
     for (const int V : {37, 40}) not_finite_logits<floatX>(cpu_backend, V, 40);
     for (const int V : {8000, 8001}) one_finite_logit<floatX>(cpu_backend, V);
-    huge_logits_in_shards<floatX>(cpu_backend);
-    not_finite_logits_in_shards<floatX>(cpu_backend);
-    one_finite_logit_in_shards<floatX>(cpu_backend, 8001);
 }
 
 TEST_CASE("losses are added up in double") { sum_of_losses(cpu_backend, 1e-7); }

@@ -20,7 +20,6 @@ TEST_CASE_TEMPLATE("embeddings at GPT-2's widths and at awkward sizes agree with
     for (int C : {1, 7, 17, 65}) compare<floatX>({3, 7, C, 5});
     compare<floatX>({65, 1, 63, 1});
     token_counts<floatX>(cpu_backend, Sums::in_order);
-    known_sums<floatX>(cpu_backend, 8);
 }
 
 TEST_CASE_TEMPLATE("a NaN reaches the gradient of its token and of its position, and no others", floatX, float, bf16) {

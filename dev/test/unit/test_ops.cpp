@@ -11,14 +11,12 @@ TEST_CASE_TEMPLATE("GELU of an MLP's activations, and of awkward counts, agrees 
                    bf16) {
     for (int count : {1, 3, 4, 7, 8, 15, 16, 17, 65, 2048, 2049, (1 << 14) + 1, 16 * 3072})
         gelu_cases::compare<floatX>(cpu_backend, count);
-    gelu_cases::known_points<floatX>(cpu_backend);
     gelu_cases::in_place_with_nan<floatX>(cpu_backend);
 }
 
 TEST_CASE("GELU is its formula in double, and finite for any finite input") {
     const auto cancelled = [] { return isa() == Isa::plain ? 64 * double(epsilon<float>()) : 1e-36; };
     gelu_cases::formula_in_double(CpuBackend{{}, available_isas(Isa::avx512)}, cancelled);
-    gelu_cases::huge_inputs(cpu_backend);
 }
 
 TEST_CASE_TEMPLATE("a matmul's output, its bias and the residual stream are added and rounded once", floatX, float,
