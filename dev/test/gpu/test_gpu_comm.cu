@@ -271,8 +271,9 @@ static void expect_report(int ranks, const std::string& text, const Call& call) 
         std::memcpy(id.internal, bytes.data(), sizeof id.internal);
         ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
         config.blocking = 0;
-        ncclComm_t comm;
-        until_done(comm, ncclCommInitRankConfig(&comm, launch.world_size, id, launch.rank, &config));
+        ncclComm_t comm = nullptr;
+        const ncclResult_t begun = ncclCommInitRankConfig(&comm, launch.world_size, id, launch.rank, &config);
+        until_done(comm, begun);
         const DeviceBuffer<float> x(64, "x");
         until_done(comm, call(launch.rank, x.data, comm));
         while (cudaStreamQuery(nullptr) != cudaSuccess) until_done(comm, ncclInProgress);  // fails if a rank has ended

@@ -60,7 +60,7 @@ TEST_CASE("a stream runs in order, an event orders two streams, and event_done i
     const DeferredStreams deferred;
     const OwnedStream stream[2];
     const Event event[2] = {create_event(), create_event()};
-    DeviceBuffer<unsigned> x(32, "x");
+    DeviceBuffer<unsigned> x(32, "x"), other(32, "other");
     unsigned* host = static_cast<unsigned*>(host_allocate(x.bytes()));
     unsigned want = 0;
     for (int turn = 0; turn < 20; turn++) {
@@ -72,7 +72,7 @@ TEST_CASE("a stream runs in order, an event orders two streams, and event_done i
         want = 3 * want + unsigned(turn);
     }
     // The launch shows that event_done has left no error.
-    while (!event_done(event[1])) simt::launch(step_kernel, 1, 32, 0, stream[1].stream, x.data, 0u, 0);
+    while (!event_done(event[1])) simt::launch(step_kernel, 1, 32, 0, stream[1].stream, other.data, 0u, 0);
     CHECK(std::vector<unsigned>(host, host + 32) == std::vector<unsigned>(32, want));
 
     simt::launch(step_kernel, 1, 32, 0, stream[0].stream, x.data, 1u, 1000);
