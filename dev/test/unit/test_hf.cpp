@@ -222,7 +222,7 @@ TEST_CASE("each unsupported or invalid value is refused, and the message has its
         {R"({"vocab_size":50257.0})", "an integer from 0"},
         {R"({"n_layer":12)", "not valid JSON: it ends in the middle of a value, after 13 bytes"},
         {"{\"n_layer\":" + std::string(1000000, '[') + "}", "inside each other"},
-        {R"({"model_type":")" + std::string(5000, 'x') + "\"}", "\"model_type\" is \"xxx"},
+        {R"({"model_type":")" + std::string(5000, 'y') + "\"}", "\"model_type\" is \"yyy"},
     };
     for (const auto& [text, reason] : cases) {
         const std::string error = refusal([&text = text] { read(text); });

@@ -195,7 +195,7 @@ TEST_CASE("on a terminal one line is rewritten, but not for each step, and no wi
         widest = std::max(widest, column);
     }
     CHECK(widest <= 59 + 3);    // and the three characters of ESC [ K
-    setenv("TERM", "dumb", 1);  // gets plain lines, as output through mpirun does
+    setenv("TERM", "dumb", 1);  // a terminal that cannot move the cursor has plain lines
     CHECK_FALSE(contains(output_of(many_steps_on_terminal, 200), "\033"));
 }
 
