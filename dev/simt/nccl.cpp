@@ -588,7 +588,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* grou
     else
         c.link_to(0).send({.kind = split}, std::string(reinterpret_cast<const char*>(&own), sizeof own));
     c.polls = 0;
-    return ncclInProgress;
+    return ncclSuccess;  // as NCCL does, although the communicator is not ready
 }
 
 ncclResult_t ncclGroupStart() {

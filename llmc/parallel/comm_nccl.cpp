@@ -27,7 +27,8 @@
 
 namespace {
 
-constexpr double ABORT_SECONDS = 10.0;  // time that NCCL gets to finalize or abort
+constexpr double ABORT_SECONDS = 10.0;   // time that NCCL gets to finalize or abort
+constexpr double POLL_SECONDS = 200e-6;  // a call that does not block is mostly complete by then; later polls sleep
 static_assert(NCCL_VERSION_CODE >= 21801, "groups of GPU ranks need NCCL 2.18.1 or later (ncclCommSplit)");
 
 void pause(int tries) { std::this_thread::sleep_for(std::chrono::microseconds(std::min(tries, 1000))); }
@@ -93,8 +94,9 @@ struct NcclComm : Comm {
     // Waits until a non-blocking NCCL call has completed; aborts all communicators if it fails or does not complete.
     void check(const char* call, ncclResult_t result) {
         const double start = seconds_now();
-        for (int tries = 0; result == ncclInProgress && seconds_now() - start < JOIN_SECONDS; tries++) {
-            if (tries > 20) pause(tries);
+        double waited = 0.0;
+        for (int tries = 0; result == ncclInProgress && waited < JOIN_SECONDS; waited = seconds_now() - start) {
+            if (waited > POLL_SECONDS) pause(++tries);
             if (ncclCommGetAsyncError(nccl, &result) != ncclSuccess) break;
         }
         if (result == ncclSuccess) return;
@@ -191,9 +193,9 @@ struct NcclComm : Comm {
         return config;
     }
 
-    // ncclCommSplit requires that no collective is pending. NCCL sets the new communicator when the old one is ready
-    // again, and the new one then becomes ready. A rank that is alone in its group takes part in the call, but gets no
-    // communicator.
+    // ncclCommSplit requires that no collective is pending. It returns ncclSuccess while it is in progress. NCCL sets
+    // the new communicator when the old one is ready again, and the new one then becomes ready. A rank that is alone in
+    // its group takes part in the call, but gets no communicator.
     std::unique_ptr<Comm> split(int color) override {
         INVARIANT(color >= 0, "a group of ranks has color %d", color);
         const std::string own = std::to_string(color);
@@ -202,7 +204,8 @@ struct NcclComm : Comm {
         wait_for_stream(nccl_stream.stream);
         ncclComm_t part = nullptr;
         ncclConfig_t config = make_config();
-        check("ncclCommSplit", ncclCommSplit(nccl, size == 1 ? NCCL_SPLIT_NOCOLOR : color, rank, &part, &config));
+        const ncclResult_t result = ncclCommSplit(nccl, size == 1 ? NCCL_SPLIT_NOCOLOR : color, rank, &part, &config);
+        check("ncclCommSplit", result == ncclSuccess ? ncclInProgress : result);
         if (size == 1) return Comm::split(color);
         auto group = std::make_unique<NcclComm>(int(std::count(colors.begin(), colors.begin() + rank, own)), size);
         group->watchdog = watchdog;
