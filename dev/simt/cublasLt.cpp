@@ -435,6 +435,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
         simt::report("cublasLtMatmul: less workspace than the algorithm needs", site);
 
     const Sizes s = sizes_of(*desc, *a_layout, *d_layout);
+    if (algo->data[1] > 1 && s.k % 128 != 0)
+        simt::report("cublasLtMatmul: a sum in parts that does not consist of whole tiles; cuBLASLt 13.1 adds it wrong",
+                     site);
     auto p = std::make_shared<MatmulCall>();
     p->desc = *desc;
     p->a_layout = *a_layout;

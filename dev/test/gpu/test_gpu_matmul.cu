@@ -183,6 +183,16 @@ TEST_CASE("matmuls chosen by timing agree with the definition, and the choice is
     }
 }
 
+// Only sums of whole tiles may be computed in parts (may_split in matmul.cpp).
+TEST_CASE("gradients of weights are right after any number of rows, with the first and with the fastest algorithm") {
+    for (const bool timed : {false, true}) {
+        std::optional<Timing> timing;
+        if (timed) timing.emplace(AlgorithmChoices{});
+        for (const int N : {257, 1024, 1032, 4096, 4097, 4100, 5000}) compare_backward<bf16>({N, 64, 96}, {});
+        gpu::load_algorithms({});  // discards the plans
+    }
+}
+
 // The test edits a stored choice, so that the same algorithm also computes the bias gradient. All algorithms of the
 // emulator can do so. On a GPU the library may refuse the edited choice, and the matmul is timed again.
 TEST_CASE("matmuls chosen by timing have right gradients, in two calls as in one, with either bias gradient") {
