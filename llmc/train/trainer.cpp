@@ -151,9 +151,12 @@ static void set_step(Comm& world, int64_t step) {
     if (world.watchdog) world.watchdog->step = step;
 }
 
+// The device measures the time of a step, from the end of the step before. The host sees an end late, because it is
+// busy with the launches of the next step.
 template <class floatX>
 void Trainer<floatX>::start_clock(int64_t step) {
     set_step(run.groups.world, step);
+    record_event(results[(step + 2) % 3].done, model.stream);
     clock = {seconds_now(), loader.wait_seconds, run.groups.exposed(run.groups.waits()), run.groups.bytes_sent()};
 }
 
@@ -177,7 +180,7 @@ bool Trainer<floatX>::captures(const MicroStep& m) const {
 
 template <class floatX>
 void Trainer<floatX>::queue_results(int64_t step) {
-    StepResults& r = results[step % 2];
+    StepResults& r = results[step % 3];
     r.step = step;
     r.comm_bytes = run.groups.bytes_sent() - clock.bytes_sent;
     r.comm_waits = run.groups.waits();
@@ -201,7 +204,7 @@ void Trainer<floatX>::log_step(int64_t step, const StepResults& r, const std::st
     record.loss = r.values.loss;
     record.grad_norm = r.values.grad_norm;
     record.lr = float(learning_rate(run.schedule, step));
-    record.step_ms = 1e3 * (now - clock.begin);
+    record.step_ms = 1e3 * seconds_between(results[(step + 2) % 3].done, r.done);
     record.loader_wait_ms = 1e3 * (loader.wait_seconds - clock.loader_waited);
     record.comm_exposed_ms = 1e3 * (exposed - clock.comm_exposed);
     record.comm_bytes = run.groups.world.world_size > 1 ? r.comm_bytes : -1;
@@ -220,8 +223,8 @@ void Trainer<floatX>::log_step(int64_t step, const StepResults& r, const std::st
 // the device leaves the weights unchanged (ops::clip_factor).
 template <class floatX>
 void Trainer<floatX>::finish_step(int64_t step) {
-    StepResults& r = results[step % 2];
-    if (r.step != step || step < 0) return;
+    if (step < 0 || results[step % 3].step != step) return;
+    StepResults& r = results[step % 3];
     wait_for_event(r.done);
     run.groups.world.reached("results of a step");
     r.step = -1;

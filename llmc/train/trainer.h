@@ -19,7 +19,7 @@ struct StepResults {
     };
     int64_t step = -1;  // -1: no step is pending
     Values& values = *static_cast<Values*>(host_allocate(sizeof(Values)));
-    Event done = create_event();
+    Event done = create_timer();
     int64_t comm_bytes = 0;         // bytes that this rank sent in the step
     Groups::Waits comm_waits = {};  // at the end of the step
 
@@ -78,7 +78,7 @@ struct Trainer {
     GPT2<floatX> model;
     Optimizer<floatX> optimizer;
     MicroStepGraph graphs[2];  // the first micro-step's, which overwrites gradients, and that of the others
-    StepResults results[2];    // even and odd steps'
+    StepResults results[3];    // of a step, of the next one, and the end of the one before
     Outliers outliers;
     Stragglers stragglers;
     TrainerState state;   // after the last step that counts: step, tokens, position in the data
@@ -86,7 +86,7 @@ struct Trainer {
     std::string failure;  // reason why training cannot continue, such as a loss that is not finite; `stop` is then set
     float own_ms = 0.0f;  // time of the last finished step, without waits for other ranks
     struct {
-        double begin, loader_waited, comm_exposed;  // totals of the run at the begin of the step that is timed
+        double begin, loader_waited, comm_exposed;  // at the begin of the step that the host finishes next
         int64_t bytes_sent;                         // total at the begin of the step that is queued
     } clock;
 
