@@ -52,7 +52,6 @@ def test_first_table_counts_the_machines(hosts, more_data):
     command = train_command(MODEL, "--quiet=0 --stop-after 1", out="", data=more_data, by=by, val=False)
     out = run(command, env=by.env).out
     assert "4 ranks by MPI on 2 machines" in out
-    assert ("Open MPI 5's mpirun may end with exit code 0 when it loses a host" in out) == open_mpi_5()
 
 
 @pytest.fixture
