@@ -392,8 +392,8 @@ static void adamw_all(floatX* weight, float* master, float* m, float* v, const f
         for (int64_t i = begin; i < end;) {
             const DecayPattern::Run run = decay.run(first + i);
             const int64_t n = (run.end - first < end ? run.end - first : end) - i;
-            adamw_run<STOCHASTIC>(weight + i, master + i, m + i, v + i, grad + i, n, run.decays ? s.weight_decay : 0.0f,
-                                  first + i, s);
+            adamw_run<STOCHASTIC>(weight + i, master ? master + i : nullptr, m + i, v + i, grad + i, n,
+                                  run.decays ? s.weight_decay : 0.0f, first + i, s);
             i += n;
         }
     });

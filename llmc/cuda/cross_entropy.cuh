@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(IN_SHARED ? CROSS_ENTROPY_THREADS : CROSS_ENTR
     const OwnVectors<floatX, IN_SHARED ? CROSS_ENTROPY_THREADS : CROSS_ENTROPY_DIRECT_THREADS> own(V);
     const int n = int(gridDim.x - 1 - blockIdx.x), target = targets[n];
     const floatX* row = logits + int64_t(n) * Vp;
-    floatX* out = gradient + int64_t(n) * Vp;
+    floatX* out = GRADIENT ? gradient + int64_t(n) * Vp : nullptr;
     if (target < 0) {  // the same for the whole block
         if (threadIdx.x == 0) losses[n] = 0.0f;
         if (GRADIENT)

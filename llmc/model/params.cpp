@@ -148,6 +148,6 @@ void init_param(float* out, const GPT2Config& config, Param p, int l, uint64_t s
             values[2 * i] = scale * pair[0], values[2 * i + 1] = scale * pair[1];
         }
         const int64_t from = std::max(begin, 2 * block), to = std::min(drawn, 2 * (block + BLOCK));
-        std::copy(values + from - 2 * block, values + to - 2 * block, out + from - begin);
+        std::copy(values + (from - 2 * block), values + (to - 2 * block), out + (from - begin));
     }
 }

@@ -48,8 +48,8 @@ TEST_CASE_FIXTURE(Output, "impossible values in trainer.json are refused, even i
     };
     for (const auto& [pointer, bad] : cases)
         for (const json& value : bad) {
-            CAPTURE(pointer);
-            CAPTURE(value.dump());
+            const std::string what = format("%s %s", std::string(pointer).c_str(), value.dump().c_str());
+            CAPTURE(what);
             CHECK(said(pointer, value).starts_with("65 " + path + ": "));
             CHECK(said(pointer, value).ends_with("; the checkpoint is damaged"));
         }

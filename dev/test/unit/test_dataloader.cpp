@@ -154,7 +154,8 @@ TEST_CASE("a step reads the same windows for any micro-batch and any number of r
     CHECK(std::set(first.begin(), first.end()).size() == size_t(n));
     CHECK(std::set(second.begin(), second.end()).size() == size_t(n));
     CHECK(first != second);
-    for (const auto& [world_size, B] : {std::pair{1, 1}, {1, 6}, {2, 3}, {2, 12}, {3, 2}, {3, 8}, {4, 1}, {4, 6}}) {
+    for (const auto& [ranks, sequences] : {std::pair{1, 1}, {1, 6}, {2, 3}, {2, 12}, {3, 2}, {3, 8}, {4, 1}, {4, 6}}) {
+        const int world_size = ranks, B = sequences;
         CAPTURE(world_size);
         CAPTURE(B);
         CHECK(run_steps(config_for(pattern, B, 24), world_size, 25) == want);
@@ -205,7 +206,8 @@ TEST_CASE("a batch does not change until the next call of next(), and a loader c
 TEST_CASE("each validation pass reads the same windows in the same order, and pads the last batch") {
     const TemporaryDirectory dir;
     const std::string pattern = write_corpus(dir, {100, 60});  // 12 + 7 windows
-    for (const auto& [world_size, B] : {std::pair{1, 1}, {1, 19}, {1, 32}, {2, 4}, {2, 5}, {3, 1}, {3, 5}}) {
+    for (const auto& [ranks, sequences] : {std::pair{1, 1}, {1, 19}, {1, 32}, {2, 4}, {2, 5}, {3, 1}, {3, 5}}) {
+        const int world_size = ranks, B = sequences;
         CAPTURE(world_size);
         CAPTURE(B);
         DataLoaderConfig config = config_for(pattern, B, 0);
@@ -263,7 +265,8 @@ TEST_CASE("an error in the reading thread is thrown by every call of next()") {
         {[&] { std::filesystem::rename(dir / "bad", file); }, "is 65535, but the vocabulary has 9973 tokens"},
     };
     DataLoader loader(config_for(pattern, 2, 2));
-    for (const auto& [damage, message] : cases) {
+    for (const auto& [damage, said] : cases) {
+        const std::string message = said;
         CAPTURE(message);
         read_rows(loader, 1);
         damage();

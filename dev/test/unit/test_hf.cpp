@@ -195,7 +195,8 @@ TEST_CASE("absent keys have transformers' defaults, null is absent, unknown keys
          {512, 50257, 48, 25, 1600}},
         {R"({"n_embd":1024,"hidden_size":1024,"n_head":16,"n_inner":4096})", {1024, 50257, 12, 16, 1024}},
     };
-    for (const auto& [text, want] : cases) {
+    for (const auto& [config, want] : cases) {
+        const std::string text = config;
         CAPTURE(text);
         CHECK(read(text).model == want);
     }
