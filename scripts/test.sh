@@ -14,7 +14,8 @@ cd "$(dirname "$0")/.."
 left_out="slow or sanitizers or launchers or faults or hf or arm"
 if [ "${ALL:-0}" != 0 ]; then
     left_out="faults or hf or arm"
-    ./scripts/install.sh clang libomp-dev slurm-wlm munge python3-torch || echo "test.sh: the tests that need these are skipped"
+    ./scripts/install.sh clang libomp-dev slurm-wlm munge python3-torch ||
+        echo "test.sh: the tests that need these are skipped"
 fi
 python=python3
 if ! $python -c "import pytest, xdist, pytest_timeout" 2>/dev/null; then python=/usr/bin/python3; fi
