@@ -67,9 +67,8 @@ ADDRESS = [*(name for name in UNIT if name not in TOO_SLOW_SANITIZED), *REPLAYS]
                                   *(pytest.param(name, marks=needs_avx512) for name in UNITS)])
 def test_address_and_undefined(name, run_cases):
     targets = ADDRESS + (EMULATED if platform.machine() == "x86_64" else []) + (UNITS if has_avx512 else [])
-    folder = build_for("address,undefined", targets, "clang++" if has_clang else None)  # g++ takes half as long again
+    folder = build_for("address,undefined", targets)
     options = {"ASAN_OPTIONS": "detect_leaks=1:allocator_may_return_null=1",
-               "LSAN_OPTIONS": f"suppressions={HERE}/support/leaks.supp:print_suppressions=0",
                "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1"}
     run_cases(folder / name, *(["--test-suite-exclude=large"] if name in UNITS[1:] else []), env=options)
 
