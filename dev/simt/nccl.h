@@ -49,8 +49,8 @@ const char* ncclGetLastError(ncclComm_t comm);
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank, ncclConfig_t* config,
                                     SIMT_SITE);
 #define NCCL_SPLIT_NOCOLOR (-1)
-// Returns ncclSuccess at once. *group is set when ncclCommGetAsyncError of comm no longer returns ncclInProgress. The
-// group then becomes ready.
+// Returns ncclSuccess at once. While ncclCommGetAsyncError of comm reports ncclInProgress, *group is not set. After
+// that, the group itself reports ncclInProgress until it is ready.
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* group, ncclConfig_t* config, SIMT_SITE);
 ncclResult_t ncclGroupStart();
 ncclResult_t ncclGroupEnd();

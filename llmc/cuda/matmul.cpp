@@ -235,9 +235,10 @@ Plan describe(const Call<floatX>& call, const Route& route) {
     return plan;
 }
 
-// Whether sums may be computed in parts: only if they consist of whole tiles. Others are wrong with cuBLASLt 13.1 on an
-// H200, even with the heuristic's own proposals: 257, 1032, 4097, 4100 and 5000 products in some numbers of parts from
-// 2 to 32, where a tile has 64 of bf16. Sums of 1024, 4096 and 65,536 are right in all. In FP8 a tile has 128.
+// A sum may be computed in parts only if its length is a multiple of a tile's: 64 products in bf16, 128 in FP8. With
+// other lengths cuBLASLt 13.1 gave wrong results on an H200, for some numbers of parts from 2 to 32: with 257, 1032,
+// 4097, 4100 and 5000 products, and with 4097 also for parts that its heuristic proposed. Sums of 1024, 4096 and 65,536
+// products were right for all numbers of parts.
 bool may_split(const Shape& shape) { return shape.k % 128 == 0; }
 
 // Ways to add split-K partial sums. They are added in float, so two are allowed only where the result is float.
@@ -404,7 +405,7 @@ std::optional<Plan> chosen_plan(const Call<floatX>& call) {
         cublasLtMatmulAlgoCheck(handle(), &plan.desc, &plan.a, &plan.b, &plan.d, &plan.d, &algo, &checked);
     if (status != CUBLAS_STATUS_SUCCESS || int64_t(checked.workspaceSize) > workspace_limit(call.shape)) return {};
     plan.algo = algo;
-    if (is_split(plan) && !may_split(call.shape)) return {};  // a file of an earlier version
+    if (is_split(plan) && !may_split(call.shape)) return {};  // an earlier version chose it
     plan.workspace_bytes = int64_t(checked.workspaceSize);
     return plan;
 }

@@ -28,7 +28,7 @@
 namespace {
 
 constexpr double ABORT_SECONDS = 10.0;   // time that NCCL gets to finalize or abort
-constexpr double POLL_SECONDS = 200e-6;  // a call that does not block is mostly complete by then; later polls sleep
+constexpr double POLL_SECONDS = 200e-6;  // most calls complete within this time; after it, polls sleep in between
 static_assert(NCCL_VERSION_CODE >= 21801, "groups of GPU ranks need NCCL 2.18.1 or later (ncclCommSplit)");
 
 void pause(int tries) { std::this_thread::sleep_for(std::chrono::microseconds(std::min(tries, 1000))); }

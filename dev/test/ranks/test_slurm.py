@@ -14,7 +14,7 @@ pytestmark = pytest.mark.launchers
 
 JOIN = RELEASE / "rendezvous_rank"  # joins the rendezvous; with the argument `who` it only prints its rank
 TWO_BY_TWO = "--nodes=2 --ntasks-per-node=2"
-# -N 2, because Open MPI 5 takes as many ranks on a host as Slurm gives it cores.
+# Without -N 2 the mpirun of Open MPI 5 starts all four ranks on the first host.
 MPIRUN = f"mpirun -N 2 --mca btl_tcp_if_include {SUBNET}.0/24 --mca oob_tcp_if_include {SUBNET}.0/24"
 OPTIONS = "--micro-batch 1 --global-batch 128 --precision fp32 --deterministic-ranks 4 --val-every 0"
 
