@@ -131,7 +131,8 @@ TEST_CASE("impossible numbers, launchers that contradict each other, and copies 
              {{{"PMI_RANK", "0"}, {"PMI_SIZE", "4"}}, "this is one of 4 processes (PMI_SIZE=4), but one of 1 ranks"},
          }) {
         const std::string message = refusal([&, v = variables] { find(v); });
-        CHECK_MESSAGE(message.starts_with("2 " + expected), message << " instead of " << expected);
+        const std::string want = "2 " + expected;
+        CHECK_MESSAGE(message.starts_with(want), message << " instead of " << want);
     }
 }
 

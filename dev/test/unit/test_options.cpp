@@ -21,12 +21,12 @@
 // rows: arguments, which blanks separate, and a part of the message.
 static void expect_refused(const std::string& first_words,
                            const std::vector<std::pair<std::string, std::string>>& rows) {
-    for (const auto& [more_words, part] : rows) {
+    for (const auto& [more_words, message_part] : rows) {
         std::istringstream text(first_words + more_words);
         const std::vector<std::string> words{std::istream_iterator<std::string>(text), {}};
         std::vector<const char*> arguments;
         for (const std::string& word : words) arguments.push_back(word.c_str());
-        const std::string message = refusal(arguments);
+        const std::string message = refusal(arguments), part = message_part;
         CHECK_MESSAGE(contains(message, part), message << " instead of " << part);
     }
 }
@@ -192,7 +192,8 @@ TEST_CASE("every option comes back through run.toml, but not those of one start"
     CHECK(run_toml(back) == run_toml(o));
     const std::set<std::string> of_one_start = {"resume", "config", "stop-after", "ranks", "trace", "quiet", "output"};
     const nlohmann::json options = settings(o);
-    for (const auto& [name, value] : options.items()) {
+    for (const auto& option : options.items()) {
+        const std::string name = option.key();
         CAPTURE(name);
         CHECK(contains(run_toml(o), "\n" + name + " = ") == !of_one_start.contains(name));
     }
@@ -236,7 +237,8 @@ TEST_CASE("relative paths of a run that was started in another directory become 
     // Every option that names a file is declared as a path.
     const std::string help = parse({"--help"}).text, stored = run_toml(train({}));
     const nlohmann::json options = settings(train({}));
-    for (const auto& [name, value] : options.items()) {
+    for (const auto& option : options.items()) {
+        const std::string name = option.key();
         CAPTURE(name);
         bool names_file = false;
         for (const char* unit : {" GLOB", " DIR", " FILE"}) names_file |= contains(help, "--" + name + unit);

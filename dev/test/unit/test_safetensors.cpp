@@ -132,7 +132,8 @@ TEST_CASE("every header that the reference implementation accepts is accepted") 
         {two("[2,4]", "[0,2]"), 4},  // in any order
         {a_tensor(R"("U8","more":{"dtype":[1,{"x":null}],"y":-1.5})", "[1]", "[0,1]"), 1},
     };
-    for (const auto& [header, data_bytes] : cases) {
+    for (const auto& [json, data_bytes] : cases) {
+        const std::string header = json;
         CAPTURE(header);
         CHECK(header_refusal(header, data_bytes) == "");
     }

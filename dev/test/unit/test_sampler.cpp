@@ -61,7 +61,9 @@ TEST_CASE("top-k keeps the k most probable tokens, top-p the most probable that 
         {0, 0.01f, {0.0, 1.0, 0.0, 0.0}},
         {3, 0.5f, {0.0, 4.0 / 7, 0.0, 3.0 / 7}},  // after top-k: 4/9, then 7/9
     };
-    for (const auto& [top_k, top_p, probabilities] : cases) {
+    for (const auto& [k, p, probabilities] : cases) {
+        const int top_k = k;
+        const float top_p = p;
         CAPTURE(top_k);
         CAPTURE(top_p);
         check_frequencies(sampler(1.0f, top_k, top_p), logits, probabilities);

@@ -20,8 +20,10 @@ static std::vector<double> rates(const char* name, double final_fraction, int64_
 TEST_CASE("no rate is 0 or above the peak, and the last is exactly the final rate") {
     for (const char* name : {"linear", "cosine", "wsd"})
         for (double final_fraction : {0.0, 0.1, 1.0})
-            for (const auto& [warmup, steps] : {std::pair(0, 2), std::pair(1, 3), std::pair(9, 10), std::pair(0, 1001),
-                                                std::pair(500, 1001), std::pair(1000, 1001)}) {
+            for (const auto& [warmup_steps, steps] :
+                 {std::pair(0, 2), std::pair(1, 3), std::pair(9, 10), std::pair(0, 1001), std::pair(500, 1001),
+                  std::pair(1000, 1001)}) {
+                const int warmup = warmup_steps;
                 CAPTURE(name);
                 CAPTURE(final_fraction);
                 CAPTURE(warmup);

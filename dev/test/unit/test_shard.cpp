@@ -114,7 +114,8 @@ TEST_CASE("a file that is not a whole shard is refused, and the message has its 
         {whole.substr(0, 1023), "cut off after"},
         {whole.substr(0, whole.size() - 1), "promises 20 tokens"},
     };
-    for (const auto& [bytes, message] : cases) {
+    for (const auto& [bytes, said] : cases) {
+        const std::string message = said;
         CAPTURE(message);
         write_bytes(dir / "a.bin", bytes);
         const std::string refused = refusal([&] { open_shard(dir / "a.bin"); });

@@ -52,11 +52,12 @@ TEST_CASE("a rank that ignores SIGTERM is killed ten seconds after another rank 
 }
 
 TEST_CASE("signals are passed on to all ranks, but not one that the caller ignores") {
-    for (const auto& [number, ignored, code] : {std::tuple(SIGTERM, false, 75),
-                                                {SIGINT, false, 75},
-                                                {SIGUSR1, false, 75},
-                                                {SIGHUP, false, 76},
-                                                {SIGHUP, true, 75}}) {
+    for (const auto& [sent, ignored, code] : {std::tuple(SIGTERM, false, 75),
+                                              {SIGINT, false, 75},
+                                              {SIGUSR1, false, 75},
+                                              {SIGHUP, false, 76},
+                                              {SIGHUP, true, 75}}) {
+        const int number = sent;
         CAPTURE(number);
         const TemporaryDirectory dir;
         const auto before = signal(number, ignored ? SIG_IGN : SIG_DFL);

@@ -15,9 +15,11 @@
 TEST_CASE("a path that cannot be written is refused, and a file that is not a trace is left as it is") {
     const TemporaryDirectory dir;
     write_bytes(dir / "model", "weights");
-    for (const auto& [name, message] : {std::pair("none/t.json", ": No such file or directory"), std::pair(".", ": "),
-                                        std::pair("model", ": exists and is not a trace")})
-        CHECK(refusal([&] { open_trace(dir / name, 0, 1); }).starts_with("73 --trace " + (dir / name) + message));
+    for (const auto& [file, said] : {std::pair("none/t.json", ": No such file or directory"), std::pair(".", ": "),
+                                     std::pair("model", ": exists and is not a trace")}) {
+        const std::string path = dir / file;
+        CHECK(refusal([&] { open_trace(path, 0, 1); }).starts_with("73 --trace " + path + said));
+    }
     CHECK(read_bytes(dir / "model") == "weights");
 }
 
