@@ -101,7 +101,7 @@ define compile
 	$(Q)$(2) -MMD -MP -c $< -o $@
 endef
 
-.PHONY: all found objects tests bench test lint clean help always
+.PHONY: all found tests bench test lint clean help always
 all: found train_gpt2 test_gpt2 $(if $(CUDA_WANTED),train_gpt2cu test_gpt2cu)
 	@$(if $(CUDA_WANTED),,echo "for the CPU only: $(NO_CUDA)")
 
@@ -110,9 +110,6 @@ found:
 
 train_gpt2 test_gpt2: %: $(BUILD)/%
 	@ln -sf $< $@
-
-# make objects OPT=-fsyntax-only checks every source of the program for the CPU, and generates no code.
-objects: $(LIB_OBJECTS) $(BUILD)/train_gpt2.o
 
 $(BUILD)/libllmc.a: $(LIB_OBJECTS)
 %.a:
