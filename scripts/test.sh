@@ -11,9 +11,10 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 ./scripts/install.sh python3-pytest python3-pytest-xdist python3-pytest-timeout
-left_out="slow or sanitizers or launchers or faults or hf or arm"
+left_out="slow or sanitizers or launchers or faults or hf or arm" workers=auto
 if [ "${ALL:-0}" != 0 ]; then
     left_out="faults or hf or arm"
+    workers=$(($(nproc) + 1))  # tests of launchers wait more than they compute
     ./scripts/install.sh clang libomp-dev slurm-wlm munge python3-torch ||
         echo "test.sh: the tests that need these are skipped"
 fi
@@ -30,4 +31,4 @@ if ! make -j"$(nproc)" "${programs[@]}"; then
 fi
 tests=(dev/test)  # given by name, so that its conftest.py prints the last line with pytest 7.2 too
 for word in "$@"; do if [[ $word == dev/test/* ]]; then tests=(); fi; done
-exec $python -m pytest -n auto -m "not ($left_out)" "$@" ${tests[@]+"${tests[@]}"}
+exec $python -m pytest -n "$workers" -m "not ($left_out)" "$@" ${tests[@]+"${tests[@]}"}

@@ -77,9 +77,11 @@ def test_a_run_trains_on_while_its_output_is_read_only_and_saves_later(own_mount
                            "training continues$", process.output, re.MULTILINE)
         return int(found[-1]) if found else None
 
-    # A mount hides the output from calls that open or make a file. The log is open, and is written.
+    # A mount hides the output from calls that open or make a file. The log is open, and is written. The run ends after
+    # three saves that fail, so there are a thousand steps between two.
     out = Run(tmp_path / "run")
-    process = start(own_mounts, train_command(ENDLESS, "--checkpoint-every 20 --keep 2 --quiet=0", out=out, data=data))
+    process = start(own_mounts, train_command(ENDLESS, "--checkpoint-every 1000 --keep 2 --quiet=0", out=out,
+                                              data=data))
     process.wait_for(out.latest, "the first checkpoint")
     while_stopped(["mount", "--bind", out], "mount -o remount,ro,bind")
     process.wait_for(failed, "a warning")
