@@ -15,7 +15,7 @@ left_out="slow or sanitizers or launchers or faults or hf or arm" workers=auto
 if [ "${ALL:-0}" != 0 ]; then
     left_out="faults or hf or arm"
     workers=$(($(nproc) + 1))  # tests of launchers wait more than they compute
-    ./scripts/install.sh clang libomp-dev slurm-wlm munge python3-torch ||
+    ./scripts/install.sh clang libclang-rt-dev libomp-dev slurm-wlm munge python3-torch ||
         echo "test.sh: the tests that need these are skipped"
 fi
 python=python3
