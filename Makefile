@@ -37,6 +37,8 @@ CXXFLAGS  = -std=c++20 $(OPT) $(CONTRACT) $(INFO) $(WARN) $(OPENMP) $(INCLUDES) 
 CONFIG := $(or $(subst $(comma),+,$(SANITIZE)),release)$(if $(filter 1,$(DEBUG)),-debug)
 CONFIG := $(CONFIG)$(if $(filter 0,$(CUDNN)),-nocudnn)$(if $(filter 0,$(MPI)),-nompi)$(if $(filter 0,$(NCCL)),-nonccl)
 CONFIG := $(CONFIG)$(if $(filter g++ c++,$(CXX)),,-$(notdir $(CXX)))
+GIVEN  := $(foreach flags,OPT CPPFLAGS LDFLAGS,$(if $(filter command environment,$(origin $(flags))),$($(flags))))
+CONFIG := $(CONFIG)$(if $(strip $(GIVEN)),-$(firstword $(shell echo '$(subst ','\'',$(GIVEN))' | cksum)))
 BUILD  := build/$(CONFIG)
 
 include mk/sanitize.mk
@@ -108,7 +110,8 @@ all: found train_gpt2 test_gpt2 $(if $(CUDA_WANTED),train_gpt2cu test_gpt2cu)
 found:
 	@echo "$(FOUND)$(if $(SANITIZE), | sanitize $(SANITIZE))        leave one out: CUDA=0 CUDNN=0 NCCL=0 MPI=0"
 
-train_gpt2 test_gpt2: %: $(BUILD)/%
+# Made always: the link may be to the program of another folder, which is newer.
+train_gpt2 test_gpt2: %: $(BUILD)/% always
 	@ln -sf $< $@
 
 $(BUILD)/libllmc.a: $(LIB_OBJECTS)

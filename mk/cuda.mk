@@ -26,7 +26,7 @@ NVCCFLAGS := -std=c++20 -O3 -lineinfo --expt-relaxed-constexpr --extended-lambda
 gpu-tests: $(GPU_TESTS) $(BUILD)/cuda/test_gpt2cu $(BUILD)/cuda/train_gpt2cu
 gpu-bench: $(GPU_BENCHES)
 
-train_gpt2cu test_gpt2cu: %: $(BUILD)/cuda/%
+train_gpt2cu test_gpt2cu: %: $(BUILD)/cuda/% always
 	@ln -sf $< $@
 
 # The objects have the list of GPUs for which they were built, so a change of CUDA_ARCHS compiles them again.

@@ -1,5 +1,6 @@
 """test_install.py: make install, uninstall and dist, the man page, completions, --version."""
 
+import os
 import re
 import shutil
 
@@ -47,15 +48,36 @@ def test_bash_completes(typed, offered, prefix):
     assert run(["bash", "-c", script, completions, "train_gpt2"], typed).out == offered + "\n"
 
 
+def test_the_link_follows_the_flags_each_of_which_has_a_folder(tmp_path):
+    """Files take the places of the programs."""
+    run("cp -r", *(ROOT / name for name in ("Makefile", "mk", "llmc", "dev", "train_gpt2.cu")), tmp_path)
+
+    def make(flags, *more):
+        return run("make -s CUDA=0 -C", tmp_path, flags.split(), *more).out
+
+    def program(flags):
+        said = make(flags, ["--eval", "where: ; @echo PROGRAM $(BUILD)/train_gpt2"], "where")
+        return re.search("^PROGRAM (.*)", said, re.MULTILINE)[1]
+
+    programs = [program(flags) for flags in
+                ("", "SANITIZE=address,undefined", "CXX=clang++", "OPT=-O0", "CPPFLAGS=-Dx", "LDFLAGS=-s")]
+    assert len(set(programs)) == 6
+    for flags, name in ("", programs[0]), ("SANITIZE=address,undefined", programs[1]), ("", programs[0]):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+        make(flags, "-o", name, "train_gpt2")
+        assert os.readlink(tmp_path / "train_gpt2") == name
+
+
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="this is no git checkout")
 def test_the_version_has_the_commit_which_a_new_commit_compiles_alone(tmp_path):
-    objects = [f"build/release-nocudnn-nompi-nonccl/llmc/{name}.o" for name in ("base/xxhash", "train/version")]
+    objects = [f"build/release-debug-nocudnn-nompi-nonccl/llmc/{name}.o" for name in ("base/xxhash", "train/version")]
     clone = tmp_path / "clone"
     run("git clone -q", ROOT, clone)
 
     def compiled(tree):
         """Returns how many of two objects were compiled, and the commit in the second."""
-        made = run("make -s OPT=-O0 CXX=g++ SANITIZE= DEBUG=0 CUDA=0 CUDNN=0 NCCL=0 MPI=0 -C", tree, objects).out
+        made = run("make -s CXX=g++ SANITIZE= DEBUG=1 CUDA=0 CUDNN=0 NCCL=0 MPI=0 -C", tree, objects).out
         commit = re.search(rb"commit ([0-9a-f]+(-dirty)?)\)", (tree / objects[1]).read_bytes())
         return made.count("CXX "), commit and commit[1].decode()
 
