@@ -26,6 +26,7 @@ std::unique_ptr<Comm> make_mpi_comm(const Launch&) { return nullptr; }
 #endif
 
 static std::unique_ptr<Comm> join_ranks(const Launch& launch) {
+    ENSURE(launch.incomplete.empty(), "%s", launch.incomplete.c_str());
     if (launch.world_size == 1) return std::make_unique<Comm>();
     if (built_with_nccl()) return make_nccl_comm(launch);
     const bool cpu = device_memory_is_host();

@@ -45,8 +45,23 @@ struct Variables {
         return has(name) ? number(name, least, most) : absent;
     }
     bool set(const Names& names) const { return has(names.world_size) && (has(names.rank) || &names == &mpirun); }
-    // Returns the number of tasks of a Slurm step; 0 in a batch script, which is one process for any SLURM_NTASKS.
-    int step_tasks() const { return has("SLURM_STEP_ID") ? number_or(srun.world_size, 1, MAX_RANKS, 0) : 0; }
+    // A batch script and salloc's shell, whose step has the number 2^32 - 6, are one process for any SLURM_NTASKS.
+    bool in_step() const { return has("SLURM_STEP_ID") && text("SLURM_STEP_ID").size() < 10; }
+    int step_tasks() const { return in_step() ? number_or(srun.world_size, 1, MAX_RANKS, 0) : 0; }
+
+    // Returns the error if some of the variables are set and others are not, else "".
+    std::string incomplete(std::initializer_list<const char*> names) const {
+        std::string present, missing;
+        for (const char* name : names) {
+            std::string& list = has(name) ? present : missing;
+            list += (list.empty() ? "" : ", ") + std::string(name);
+        }
+        if (present.empty() || missing.empty()) return "";
+        return format(
+            "%s: set, but not %s: each process of such a run would train alone; set all of them, as torchrun "
+            "and srun do, or none (env -u %s)",
+            present.c_str(), missing.c_str(), present.substr(0, present.find(',')).c_str());
+    }
 };
 }  // namespace
 
@@ -67,6 +82,8 @@ static Launch read_numbers(const Names& names, const Variables& variables) {
 // launch.mpi stays false: under torchrun MPI_Init would succeed, but as rank 0 of 1 in every process.
 static void add_torchrun(Launch& launch, const Variables& variables) {
     launch.master_addr = variables.text("MASTER_ADDR");
+    if (launch.master_addr.starts_with('[') && launch.master_addr.ends_with(']'))  // [::1]
+        launch.master_addr = launch.master_addr.substr(1, launch.master_addr.size() - 2);
     if (launch.world_size > 1) launch.master_port = variables.number("MASTER_PORT", 1, 65535);
     launch.run_id = variables.text("TORCHELASTIC_RUN_ID");
     launch.attempt = variables.number_or("TORCHELASTIC_RESTART_COUNT", 0, MOST, launch.attempt);
@@ -123,8 +140,13 @@ Launch find_launch(const Environment& environment) {
     launch.mpi = launch.launcher == "mpirun";
     if (launch.launcher == "torchrun") add_torchrun(launch, variables);
     if (launch.launcher == "srun") add_srun(launch, variables);
+    const bool alone = launch.launcher == "single";
+    if (alone || (launch.launcher == "torchrun" && launch.world_size > 1))
+        launch.incomplete = variables.incomplete({"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"});
+    if (alone && variables.in_step() && launch.incomplete.empty())
+        launch.incomplete = variables.incomplete({"SLURM_STEP_ID", srun.world_size, srun.rank});
     const int tasks = variables.number_or("SLURM_NTASKS", 1, MAX_RANKS, 1);
-    if (launch.launcher == "single" && tasks > 1 && variables.step_tasks() == 0)
+    if (alone && tasks > 1 && variables.step_tasks() == 0)
         launch.note = format(" (SLURM_NTASKS=%d, but srun did not start this process)", tasks);
     return launch;
 }

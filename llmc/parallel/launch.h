@@ -22,6 +22,7 @@ struct Launch {
     std::string run_id;        // name that distinguishes runs that use the same port
     int attempt = 0;           // number of restarts by torchrun (this host's agent) or of the Slurm job
     std::string note;          // remark for the log, on a setting that was ignored
+    std::string incomplete;    // error, which make_comm gives: variables of which only some are set; empty: none
 };
 
 using Environment = std::function<const char*(const char*)>;  // getenv, or a test's

@@ -82,8 +82,8 @@ TEST_CASE("each launcher is recognized, also among variables that other launcher
              {rank5, false, with(with(srun, {{"SLURM_STEP_NUM_TASKS", "2"}, {"PMIX_RANK", "0"}}), torchrun)},
              // mpirun around a script that sets torchrun's variables from mpirun's
              {rank3, true, with(with(torchrun, {{"RANK", "3"}}), mpirun)},
-             // some batch systems set WORLD_SIZE for every process
-             {single, false, {{"WORLD_SIZE", "4"}, {"MASTER_ADDR", "h0"}, {"MASTER_PORT", "29500"}}},
+             // salloc's shell
+             {unstarted, false, with(batch, {{"SLURM_STEP_ID", "4294967290"}, {"SLURM_STEP_NUM_TASKS", "1"}})},
              {task2, false, with(srun, {{"WORLD_SIZE", "4"}, {"MASTER_ADDR", "h0"}})},
          }) {
         std::string expected = row.expected;
@@ -97,6 +97,7 @@ TEST_CASE("each launcher is recognized, also among variables that other launcher
 TEST_CASE("the launcher's variables give the address of rank 0, the run and the attempt") {
     for (const auto& [variables, expected] : std::vector<std::pair<Variables, std::string>>{
              {torchrun, "h0:29500 none 2"},
+             {with(torchrun, {{"MASTER_ADDR", "[::1]"}}), "::1:29500 none 2"},
              // The first host of the step; port 20000 + 10 * (job % 1000) + step.
              {with(srun, {{"SLURM_RESTART_COUNT", "1"}}), "h3:22340 1234.0 1"},
              {with(srun, {{"SLURM_STEP_ID", "7"}, {"SLURM_JOB_ID", "4000"}}), "h3:20007 4000.7 0"},
@@ -108,6 +109,30 @@ TEST_CASE("the launcher's variables give the address of rank 0, the run and the 
               expected);
     }
     CHECK(find(with(batch, {{"SLURM_RESTART_COUNT", "3"}})).attempt == 3);
+}
+
+TEST_CASE("of variables of which only some are set the missing ones are named") {
+    for (const auto& [variables, expected] : std::vector<std::pair<Variables, std::string>>{
+             {{}, ""},
+             {batch, ""},
+             {torchrun, ""},
+             {srun, ""},
+             {with(mpirun, {{"MASTER_ADDR", "h0"}}), ""},
+             {with(srun, {{"WORLD_SIZE", "4"}, {"MASTER_ADDR", "h0"}}), ""},
+             {{{"RANK", "0"}, {"WORLD_SIZE", "1"}}, ""},
+             {{{"RANK", "0"}}, "RANK: set, but not WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT: each"},
+             {{{"WORLD_SIZE", "4"}, {"MASTER_ADDR", "h0"}, {"MASTER_PORT", "29500"}},
+              "WORLD_SIZE, MASTER_ADDR, MASTER_PORT: set, but not RANK, LOCAL_RANK: each"},
+             {with(torchrun, {{"RANK", ""}}), "WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT: set, but not RANK: "},
+             {with(torchrun, {{"MASTER_ADDR", ""}}),
+              "RANK, WORLD_SIZE, LOCAL_RANK, MASTER_PORT: set, but not MASTER_AD"},
+             {with(srun, {{"SLURM_STEP_NUM_TASKS", ""}}),
+              "SLURM_STEP_ID, SLURM_PROCID: set, but not SLURM_STEP_NUM_TA"},
+         }) {
+        const std::string incomplete = find(variables).incomplete, want = expected;
+        CHECK_MESSAGE(incomplete.starts_with(want), incomplete << " instead of " << want);
+        CHECK(incomplete.empty() == want.empty());
+    }
 }
 
 TEST_CASE("impossible numbers, launchers that contradict each other, and copies of one run are refused") {
