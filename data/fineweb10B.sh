@@ -20,4 +20,5 @@ for ((i = 1; i <= shards; i++)); do
     file=$(printf 'fineweb_train_%06d.bin' "$i")
     fetch_from_hub $name "$file" "$out/$file"
 done
-print_train_command $out "--model d12 --lr 6e-4 --warmup 700 --val-every 250 --checkpoint-every 1000" fineweb_
+print_train_command $out "--model d12 --lr 6e-4 --warmup 700 --val-every 250 --val-tokens 10485760 \\
+      --checkpoint-every 1000" fineweb_

@@ -9,7 +9,8 @@ page_windows="--seq-len 64 --micro-batch 16 --global-batch 1024"
 # Options of the model that the printed commands train: 12 million parameters; an hour on a laptop, seconds on a GPU.
 # shellcheck disable=SC2034  # used by the scripts
 small_model="--layers 6 --heads 6 --channels 384 $book_windows --steps 2000 \\
-      --lr 2e-3 --beta2 0.995 --warmup 400 --val-every 200 --val-batches 40 --sample-every 500 --checkpoint-every 1000"
+      --lr 2e-3 --beta2 0.995 --warmup 400 --val-every 200 --val-tokens 81920 --sample-every 500 \\
+      --checkpoint-every 1000"
 # The same for a text of a few pages.
 # shellcheck disable=SC2034
 few_pages_model="--layers 4 --heads 4 --channels 256 $page_windows --steps 200 \\

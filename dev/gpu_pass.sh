@@ -147,7 +147,7 @@ sanitize() {
     tokens
     run "$tool-test_gpt2cu" 500 "${under[@]}" ./test_gpt2cu &
     run "$tool-train" 500 "${under[@]}" ./train_gpt2cu "${data[@]}" --layers 2 --heads 2 --channels 128 --seq-len 64 \
-        --micro-batch 2 --global-batch 256 --steps 3 --val-every 2 --val-batches 2 --sample-every 0 --warmup 1 \
+        --micro-batch 2 --global-batch 256 --steps 3 --val-every 2 --val-tokens 256 --sample-every 0 --warmup 1 \
         --autotune off --output '' &
     for name in $(kernel_tests); do
         room
@@ -267,7 +267,7 @@ train() {
     claim "the losses of GPU and CPU in fp32 agree within 0.01 %" near_losses small-fp32 cpu-fp32 $few 0.0001
     claim "the losses of GPU and CPU in bf16 agree within 1 %" near_losses small cpu-bf16 $few 0.01
     two_gpus
-    train_run d12 "${d12[@]}" --val-batches 8 --micro-batch auto --global-batch $batch --steps $d12_steps \
+    train_run d12 "${d12[@]}" --val-tokens 524288 --micro-batch auto --global-batch $batch --steps $d12_steps \
         --val-every $(((d12_steps + 2) / 3)) --lr 6e-4 --warmup $((d12_steps / 6)) --checkpoint-every $d12_steps
     train_run d12-autotune-off "${d12[@]}" --micro-batch $micro_batch --global-batch $large_batch --steps $few \
         --warmup 1 --val-every 0 --autotune off --checkpoint-every 0

@@ -106,7 +106,7 @@ choose_run() {
         measure
     fi
     options+=(--steps "$steps" --lr 2e-3 --beta2 0.995 --warmup $((steps / 5 + 1)) --schedule cosine
-              --final-lr-fraction 0.1 --val-every $(((steps + 9) / 10)) --val-batches 40
+              --final-lr-fraction 0.1 --val-every $(((steps + 9) / 10)) --val-tokens 81920
               --sample-every $(((steps + 3) / 4)) --checkpoint-every $(((steps + 3) / 4)) --keep 1)
     mkdir -p "$run"
     { cksum <"$data/made_of" && printf '%s\n' "${options[@]}"; } >"$run/quickstart"

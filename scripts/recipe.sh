@@ -16,8 +16,8 @@ done
 
 recipe=(--model "$model" --seq-len "$seq_len" --micro-batch "$micro_batch" --global-batch "$tokens_per_step"
         --steps "$steps" --lr "$lr" --final-lr-fraction "$final_lr_fraction" --warmup "$warmup" --schedule cosine
-        --weight-decay 0.1 --precision bf16 --zero "$zero" --val-every 250 --checkpoint-every "$checkpoint_every"
-        "${more[@]}")
+        --weight-decay 0.1 --precision bf16 --zero "$zero" --val-every 250 --val-tokens 10485760
+        --checkpoint-every "$checkpoint_every" "${more[@]}")
 
 if [ "${1:-}" = --plan ]; then
     shift

@@ -328,10 +328,10 @@ def make_text(count):
     return "".join(text)
 
 
-def make_shards(folder, text, program=PROGRAM):
+def make_shards(folder, text, program=PROGRAM, vocab=300):
     """Writes and tokenizes a text; returns the folder of the shards and the tokenizer."""
     folder.with_suffix(".txt").write_text(text)
-    run(program, "tokenize", folder.with_suffix(".txt"), "--output", folder, "--train-bpe 300 --quiet")
+    run(program, "tokenize", folder.with_suffix(".txt"), "--output", folder, "--quiet --train-bpe", vocab)
     return folder
 
 
@@ -348,14 +348,16 @@ def preload(folder, source):
     return {"LD_PRELOAD": folder / "preload.so"}
 
 
-def data_options(folder, val=True):
-    folder = Path(folder)
-    return words("--train-data", folder / "train_*.bin", *(["--val-data", folder / "val_*.bin"] if val else []))
+def data_options(folder, val=True, given=()):
+    """Returns the options for the shards in a folder, without those that are given, which would add up."""
+    kinds = [kind for kind in (("train", "val") if val else ("train",)) if f"--{kind}-data" not in given]
+    return words(*([f"--{kind}-data", f"{folder}/{kind}_*.bin"] for kind in kinds))
 
 
 def train_command(*options, out, data, by=ONE, val=True):
     """Returns the command that trains a tiny model into the folder `out` ("": none); later options override earlier."""
-    return by.command(data_options(data, val), TINY, ["--output", out], *options)
+    given = words(*options)
+    return by.command(data_options(data, val, given), TINY, ["--output", out], given)
 
 
 def train(*options, out, data, by=ONE, val=True, env=(), **keywords):

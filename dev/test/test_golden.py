@@ -22,9 +22,9 @@ from harness import ONE, PROGRAM, Launch, Run, emulated_gpus, make_shards, ranks
 
 GOLDEN = Path(__file__).with_name("golden.txt")
 OLD = os.environ.get("OLD")
-BASE = "--global-batch 256 --steps 10 --checkpoint-every 1000 --val-every 4 --val-batches 4 --sample-every 4 " \
+BASE = "--global-batch 256 --steps 10 --checkpoint-every 1000 --val-every 4 --val-tokens 128 --sample-every 4 " \
        "--sample-tokens 8 --autotune off"
-EMULATED_BASE = f"{BASE} --layers 1 --micro-batch 1 --global-batch 64 --steps 5 --val-batches 2 --sample-tokens 3"
+EMULATED_BASE = f"{BASE} --layers 1 --micro-batch 1 --global-batch 64 --steps 5 --val-tokens 32 --sample-tokens 3"
 # A name and options; the digit in the name is the number of ranks. cpu_resumed is five steps on one rank, then five on
 # four ranks with another stage of ZeRO.
 RUNS = dict(line.split(None, 1) for line in """
@@ -71,6 +71,8 @@ def train(name, program, folder):
             program, base, by = program.parent / "emulator/train_gpt2cu", EMULATED_BASE, emulated_gpus(n)
         else:
             base, by = BASE, ranks(n) if n > 1 else ONE
+        if "--val-tokens" not in run(program, "--help").out:  # before 0.3.0
+            base = base.replace("--val-tokens 128", "--val-batches 4").replace("--val-tokens 32", "--val-batches 2")
         command = train_command(base, RUNS[name], options, out=folder / "run", data=data,
                                 by=Launch(program, by.prefix, by.options))
         run(command, env={**by.env, "OMP_NUM_THREADS": 1, **({} if OLD else {"CPU_ISA": "avx2"})})

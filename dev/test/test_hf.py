@@ -174,3 +174,23 @@ def test_gpt2s_vocabulary_gives_the_same_tokens_and_is_written_as_it_was_read(hf
     assert_files_are_read(hf, out, texts, documents)
     assert json.loads((out / "vocab.json").read_text()) == json.loads(vocab.read_text())
     assert (out / "merges.txt").read_text() == merges.read_text()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_added_tokens_have_the_ids_of_hugging_face(seed, data, tmp_path):
+    tokenizers = pytest.importorskip("tokenizers", minversion="0.22")
+    rng = random.Random(seed)
+    theirs = tokenizers.Tokenizer.from_file(str(data / "tokenizer.json"))
+    contents = ["<a>", "<a><b>", "<b>", "new", "the", "é<", "🙂", "|>", "<|x|>y"]
+    for content in rng.sample(contents, 7):
+        special = rng.random() < 0.5
+        token = tokenizers.AddedToken(content, special=special, normalized=rng.random() < 0.5)
+        (theirs.add_special_tokens if special else theirs.add_tokens)([token])
+    theirs.save(str(tmp_path / "theirs.json"))
+    alphabet = [*contents, " ", "  ", "\n", "\u00a0", "a", "b", "the king", "renewed", "x", "<", "é", "'s", "12"]
+    texts = ["".join(rng.choice(alphabet) for _ in range(rng.randrange(1, 15))) for _ in range(3400)]
+    documents, out = tokenize(tmp_path, texts, "--special-tokens --tokenizer", tmp_path / "theirs.json")
+    assert_same_tokens(texts, documents, theirs)
+    ours = tokenizers.Tokenizer.from_file(str(out / "tokenizer.json"))  # it is written as it was read
+    assert ours.get_added_tokens_decoder() == theirs.get_added_tokens_decoder()
+    assert_same_tokens(texts, documents, ours)

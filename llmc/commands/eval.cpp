@@ -44,8 +44,9 @@ static int eval_loss(const Options& o, Comm& comm, const Launch& launch) {
     data.rank = groups.dp.rank;
     data.world_size = groups.dp.world_size;
     data.in_order = true;
-    data.max_batches = o.batches;
+    data.max_windows = windows_of(o.val_tokens, T);
     DataLoader loader(data);
+    check_vocabulary(loader.corpus, "--val-data", source, o);
     compare_ranks(comm, o, source, &loader.corpus);
     GPT2<floatX> model(source.config, Purpose::eval, o.micro_batch, T, shard_of(groups.tp));
     load_model(model, source, comm, groups.tp);

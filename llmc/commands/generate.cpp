@@ -16,7 +16,7 @@ static int generate_text(const Options& o, Comm& comm) {
     check_tensor_parallel(o, source.config, source.config.max_T, comm.world_size);
     const Tokenizer& tokenizer = *source.tokenizer;
     std::vector<int> prompt = {tokenizer.end_of_text};
-    if (!o.prompt.empty()) prompt = encode(tokenizer, o.prompt);
+    if (!o.prompt.empty()) prompt = encode_added(tokenizer, o.prompt);
     check_prompt(prompt, source.config.max_T);  // before the prompt is printed
     compare_ranks(comm, o, source, nullptr);
     GPT2<floatX> model(source.config, Purpose::generate, 1, source.config.max_T, shard_of(groups.tp));
@@ -26,6 +26,7 @@ static int generate_text(const Options& o, Comm& comm) {
     sampler.top_k = o.top_k;
     sampler.top_p = float(o.top_p);
     sampler.seed = o.seed;
+    sampler.vocab_size = tokenizer.vocab_size();
     for (int i = 0; i < o.num_samples; i++) {
         const bool raw = !stdout_is_terminal();
         const auto print = [&](const std::string& bytes) {
@@ -35,7 +36,7 @@ static int generate_text(const Options& o, Comm& comm) {
         int64_t number = 0;
         generate(model, prompt, o.max_tokens, sampler, uint64_t(i), [&](int token) {
             comm.reached("token", number++);
-            if (token == tokenizer.end_of_text || token >= tokenizer.vocab_size()) return false;
+            if (token == tokenizer.end_of_text) return false;
             print(tokenizer.tokens[token]);
             return true;
         });

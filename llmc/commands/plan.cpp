@@ -44,6 +44,7 @@ int run_plan(const Options& options, Dtype dtype, const Launch& launch) {
     std::optional<Corpus> corpus;
     if (!o.train_data.empty()) {
         corpus = open_corpus(o.train_data, "--train-data", T);
+        check_vocabulary(*corpus, "--train-data", source, o);
         resolve_steps(o, corpus->num_windows * T / batch.tokens_per_step);
     }
     const DeviceInfo device = device_info();

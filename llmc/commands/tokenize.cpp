@@ -11,6 +11,7 @@ int run_tokenize(const Options& o, const Launch& launch) {
                      .output = o.output,
                      .replace = o.replace,
                      .tokenizer = o.tokenizer,
+                     .special_tokens = o.special_tokens,
                      .train_bpe = o.train_bpe,
                      .val_fraction = o.val_fraction,
                      .val_tokens = o.val_tokens,

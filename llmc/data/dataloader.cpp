@@ -34,13 +34,20 @@ int64_t window_at(int64_t g, int64_t num_windows, uint64_t seed) {
 
 Corpus open_corpus(const std::string& pattern, const char* option, int T) {
     INVARIANT(T > 0, "the data cannot be divided into windows of %d tokens", T);
-    Corpus corpus = {.shards = {}, .first_window = {}, .T = T, .tokens = 0, .num_windows = 0, .fingerprint = 0};
+    Corpus corpus = {
+        .shards = {}, .first_window = {}, .T = T, .tokens = 0, .num_windows = 0, .vocab_size = 0, .fingerprint = 0};
     const std::vector<std::string> paths = glob_files(pattern, option);
     // Fewer places in each file if there are many files, which may be on slow network storage.
     const int places = std::clamp(512 / int(paths.size()), 2, 4);
     std::string names;
     for (const std::string& path : paths) {
         const Shard shard = open_shard(path, places);
+        if (corpus.vocab_size == 0) corpus.vocab_size = shard.vocab_size;
+        if (shard.vocab_size && shard.vocab_size != corpus.vocab_size)
+            fail(EXIT_BAD_DATA,
+                 "%s '%s': %s is for a vocabulary of %d tokens, the shards before it for one of %d; give "
+                 "shards of one tokenizer",
+                 option, pattern.c_str(), path.c_str(), shard.vocab_size, corpus.vocab_size);
         corpus.shards.push_back(shard);
         corpus.first_window.push_back(corpus.num_windows);
         corpus.num_windows += std::max<int64_t>(shard.tokens - 1, 0) / T;
@@ -88,7 +95,7 @@ DataLoader::DataLoader(const DataLoaderConfig& config_, Corpus corpus_) : config
         if (corpus.num_windows == 0)
             fail(EXIT_BAD_DATA, "%s, but at least one is needed; give more text or lower --seq-len",
                  describe_windows(corpus, config).c_str());
-        if (config.max_batches > 0) num_windows = std::min(num_windows, config.max_batches * config.B);
+        if (config.max_windows > 0) num_windows = std::min(num_windows, config.max_windows);
         num_batches = ceil_div(num_windows, per_call);
     } else if (corpus.num_windows < step) {
         fail(EXIT_BAD_DATA,

@@ -34,11 +34,13 @@ struct Corpus {
     int T;
     int64_t tokens;  // in all files
     int64_t num_windows;
+    int vocab_size;  // of the shards of version 2; 0: there are none
     // Hash of the files' names (without folders) and sizes, and of a few pieces of their content. Comparing it shows
     // whether another rank, or a resumed run, has the same data.
     uint64_t fingerprint;
 };
 
+// Refuses shards that were made for vocabularies of different sizes (EXIT_BAD_DATA).
 Corpus open_corpus(const std::string& pattern, const char* option, int T);
 void read_window(const Corpus& corpus, int64_t window, int vocab_size, int* tokens);  // T+1 tokens
 
@@ -53,7 +55,7 @@ struct DataLoaderConfig {
     int parts = 1;
     Stream stream = nullptr;  // the stream on which copies to the device are queued
     bool in_order = false;    // validation: windows 0, 1, 2, ... in order, repeated
-    int64_t max_batches = 0;  // limit of a pass in order, over all ranks; 0: every window, with a padded last batch
+    int64_t max_windows = 0;  // limit of a pass in order, over all ranks; 0: every window
 };
 
 // Training: step s takes windows_per_step positions of the run from s * windows_per_step on. Rank r takes the r-th

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <set>
 
 #include "base/common.h"
 #include "base/files.h"
@@ -17,6 +18,7 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "shards are little-endi
 static constexpr int HEADER_BYTES = 1024;
 static constexpr int32_t MAGIC = 20240520;
 static constexpr int64_t MAX_TOKENS = std::numeric_limits<int32_t>::max();  // the header's count is an int32
+static constexpr int32_t MAX_VOCAB = 1 << 20;
 
 Shard open_shard(const std::string& path, int places) {
     const InputFile file(path);
@@ -36,6 +38,10 @@ Shard open_shard(const std::string& path, int places) {
              path.c_str(), header[1]);
 
     Shard shard{path, header[2], header[1] == 1 ? 2 : 4, 0};
+    if (header[1] == 2) shard.vocab_size = header[3];
+    if (header[1] == 2 && (header[3] < 1 || header[3] > MAX_VOCAB))
+        fail(EXIT_BAD_DATA, "%s: its header states a vocabulary of %d tokens, not 1 to %d; make it again with tokenize",
+             path.c_str(), header[3], MAX_VOCAB);
     const int64_t promised = HEADER_BYTES + shard.tokens * shard.bytes_per_token;
     if (file.size != promised)  // refuses a negative count too, because the file has a whole header
         fail(EXIT_BAD_DATA,
@@ -84,12 +90,15 @@ void read_tokens(const Shard& shard, int64_t begin, int64_t count, int vocab_siz
     else
         widen<uint32_t>(bytes, count, out);
 
-    for (int64_t i = 0; i < count; i++)
-        if (out[i] < 0 || out[i] >= vocab_size)
-            fail(EXIT_BAD_DATA,
-                 "%s: token %s (byte %s) is %d, but the vocabulary has %d tokens; made with another tokenizer?",
-                 shard.path.c_str(), with_commas(begin + i).c_str(),
-                 with_commas(offset + i * shard.bytes_per_token).c_str(), out[i], vocab_size);
+    for (int64_t i = 0; i < count; i++) {
+        if (out[i] >= 0 && out[i] < vocab_size) continue;
+        uint32_t stored = uint32_t(out[i]);
+        if (out[i] < 0) memcpy(&stored, bytes.data() + 4 * i, sizeof stored);
+        fail(EXIT_BAD_DATA,
+             "%s: token %s (byte %s) is %u, but the vocabulary has %d tokens; made with another tokenizer?",
+             shard.path.c_str(), with_commas(begin + i).c_str(),
+             with_commas(offset + i * shard.bytes_per_token).c_str(), stored, vocab_size);
+    }
 }
 
 static std::string temporary_name(const std::string& path) { return path + ".tmp"; }
@@ -103,7 +112,7 @@ static std::vector<std::string> matches(const std::string& pattern) {
     return files;
 }
 
-std::vector<std::string> glob_files(const std::string& pattern, const char* option) {
+static std::vector<std::string> files_of(const std::string& pattern, const char* option) {
     struct stat info;
     if (stat(pattern.c_str(), &info) == 0) {  // a file whose name may contain brackets, not a pattern
         if (S_ISDIR(info.st_mode))
@@ -112,16 +121,29 @@ std::vector<std::string> glob_files(const std::string& pattern, const char* opti
         return {pattern};
     }
     for (const std::string& unfinished : matches(temporary_name(pattern)))
-        fail(
-            EXIT_BAD_DATA,
-            "%s is not finished: tokenize is still running, or was killed; wait for it, or delete these shards and run "
-            "it again",
-            unfinished.c_str());
-    std::vector<std::string> files = matches(pattern);
+        fail(EXIT_BAD_DATA,
+             "%s is not finished: tokenize is still running, or was killed; wait for it, or delete these shards and "
+             "run it again",
+             unfinished.c_str());
+    const std::vector<std::string> files = matches(pattern);
     if (files.empty())
-        fail(EXIT_NO_INPUT, "%s '%s' matches no file; the scripts in data/ fetch or make token shards (docs/data.md)",
-             option, pattern.c_str());
+        fail(EXIT_NO_INPUT, "%s '%s' matches no file; the scripts in data/ fetch or make token shards (docs/data.md)%s",
+             option, pattern.c_str(), pattern.find('[') == pattern.npos ? "" : "; write a [ in a name as \\[");
+    return files;
+}
+
+std::vector<std::string> glob_files(const std::string& patterns, const char* option) {
+    std::vector<std::string> files;
+    for (size_t begin = 0, end; begin <= patterns.size(); begin = end + 1) {
+        end = std::min(patterns.find('\n', begin), patterns.size());
+        for (const std::string& file : files_of(patterns.substr(begin, end - begin), option)) files.push_back(file);
+    }
     std::sort(files.begin(), files.end());  // by bytes in any locale: the windows are numbered in this order
+    std::set<std::pair<dev_t, ino_t>> seen;
+    std::erase_if(files, [&](const std::string& file) {
+        struct stat info;
+        return stat(file.c_str(), &info) == 0 && !seen.emplace(info.st_dev, info.st_ino).second;
+    });
     return files;
 }
 

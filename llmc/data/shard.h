@@ -2,7 +2,7 @@
 //
 // A shard is a header of 256 little-endian int32 (magic 20240520, version, number of tokens, then zeros) followed by
 // the tokens. Version 1 has uint16 tokens, as llm.c and its data sets have. Version 2 is this program's own: uint32
-// tokens, and header[3] is the vocabulary size.
+// tokens, and header[3] is the vocabulary size, 1 to 2^20.
 #pragma once
 #include <cstdint>
 #include <cstdio>
@@ -14,6 +14,7 @@ struct Shard {
     int64_t tokens;
     int bytes_per_token;  // 2 or 4
     uint64_t hash;        // sampled_hash of the content
+    int vocab_size = 0;   // of the tokenizer that made it; 0: unknown, version 1
 };
 
 // Checks the magic, the version, and that the file has exactly the length that its header states. Fails with
@@ -28,10 +29,12 @@ uint64_t sampled_hash(const std::string& path, int places);
 // its place, and a file that has become shorter.
 void read_tokens(const Shard& shard, int64_t begin, int64_t count, int vocab_size, int* out);
 
-// Files whose names match a shell pattern (or one plain file name), sorted. Refuses a pattern that matches nothing
-// (EXIT_NO_INPUT). Refuses a pattern that also matches an unfinished shard of a ShardWriter (EXIT_BAD_DATA): the
-// finished shards would be only a part of the data. `option` is named in errors.
-std::vector<std::string> glob_files(const std::string& pattern, const char* option);
+// Files whose names match the shell patterns, one in each line, which may be plain file names. They are sorted, and
+// each is there once: links to a file that is there already are left out. Refuses a pattern that matches nothing
+// (EXIT_NO_INPUT). Refuses a pattern that also matches an
+// unfinished shard of a ShardWriter (EXIT_BAD_DATA): the finished shards would be only a part of the data. `option` is
+// named in errors.
+std::vector<std::string> glob_files(const std::string& patterns, const char* option);
 
 // Writes one shard under the temporary name PATH.tmp, which finish() renames to PATH. The destructor of an unfinished
 // writer removes its file.

@@ -136,21 +136,24 @@ static Tokenizer train_on(const TokenizeOptions& o, const std::vector<TextFile>&
 
 struct Encoded {
     std::vector<int> train, val;
+    int64_t added = 0;  // times that the text has an added token's
 };
 
 struct Totals {
-    int64_t documents = 0, bytes = 0;
+    int64_t documents = 0, bytes = 0, added = 0;
 };
 
 // The tokens of a chunk, with an end of text before each document.
-static void encode_chunk(Encoder& encoder, const Chunk& chunk, const CorpusRules& rules, int end_of_text,
+static void encode_chunk(Encoder& encoder, const Chunk& chunk, const CorpusRules& rules, bool special_tokens,
                          Encoded& out) {
     out.train.clear();
     out.val.clear();
+    out.added = 0;
     for_each_document(chunk, rules, [&](std::string_view text, bool starts, bool held_out) {
         std::vector<int>& tokens = held_out ? out.val : out.train;
-        if (starts) tokens.push_back(end_of_text);
-        encode(encoder, text, tokens);
+        if (starts) tokens.push_back(encoder.tokenizer.end_of_text);
+        out.added += count_added(encoder.tokenizer, text);
+        special_tokens ? encode_added(encoder, text, tokens) : encode(encoder, text, tokens);
     });
 }
 
@@ -169,16 +172,20 @@ static Totals encode_all(const TokenizeOptions& o, const std::vector<TextFile>& 
     std::vector<Encoder> encoders;
     for (int thread = 0; thread < threads; thread++) encoders.emplace_back(tokenizer);
     std::vector<Encoded> results(size_t(4 * threads));
+    int64_t added = 0;
     const auto work = [&](const Chunk& chunk, int slot, int thread) {
-        encode_chunk(encoders[size_t(thread)], chunk, rules, tokenizer.end_of_text, results[size_t(slot)]);
+        encode_chunk(encoders[size_t(thread)], chunk, rules, o.special_tokens, results[size_t(slot)]);
     };
     const auto write = [&](int slots) {
-        for (int slot = 0; slot < slots; slot++) write_encoded(results[size_t(slot)], o.val_tokens, train, val);
+        for (int slot = 0; slot < slots; slot++) {
+            write_encoded(results[size_t(slot)], o.val_tokens, train, val);
+            added += results[size_t(slot)].added;
+        }
         progress.bytes("encoding", batches.reader.bytes_read,
                        format(" | %s tokens", with_commas(train.tokens + val.tokens).c_str()));
     };
     batches.run(work, write);
-    return {batches.reader.documents, batches.reader.bytes_read};
+    return {batches.reader.documents, batches.reader.bytes_read, added};
 }
 
 static void check_options(const TokenizeOptions& o) {
@@ -189,10 +196,26 @@ static void check_options(const TokenizeOptions& o) {
     ENSURE(o.train_bpe == 0 || (o.train_bpe >= MIN_VOCAB_SIZE && o.train_bpe <= MAX_VOCAB_SIZE),
            "--train-bpe %d must be %d (the 256 bytes and %s) to %d", o.train_bpe, MIN_VOCAB_SIZE, END_OF_TEXT,
            MAX_VOCAB_SIZE);
+    ENSURE(
+        !o.special_tokens || o.train_bpe == 0,
+        "--special-tokens needs a --tokenizer that has them; with --train-bpe, --split end-of-text cuts the text at %s",
+        END_OF_TEXT);
     ENSURE(o.shard_tokens > 0 && o.shard_tokens <= std::numeric_limits<int32_t>::max(),
            "--shard-tokens %lld must be 1 to %d", static_cast<long long>(o.shard_tokens),
            std::numeric_limits<int32_t>::max());
     ENSURE(o.val_tokens >= 0, "--val-tokens %lld is negative", static_cast<long long>(o.val_tokens));
+}
+
+// Chunks end at white space, so an added token must not have any.
+static void check_added(const Tokenizer& tokenizer) {
+    for (const AddedToken& token : tokenizer.added) {
+        const std::string& content = tokenizer.tokens[size_t(token.id)];
+        ENSURE(
+            !token.lstrip && !token.rstrip && content.find_first_of(" \t\n\v\f\r") == content.npos,
+            "--special-tokens: the added token \"%s\" has white space, or takes that beside it (lstrip, rstrip), which "
+            "is supported in prompts only; leave out --special-tokens",
+            printable(content).c_str());
+    }
 }
 
 // Refuses inputs without any text, and warns of text that is not UTF-8. Returns the bytes of all files.
@@ -223,6 +246,10 @@ static void print_summary(const TokenizeOptions& o, const Totals& totals, const 
         text +=
             "no validation shard: no document is long enough to hold out its end; give more text, or a larger "
             "--val-fraction\n";
+    if (totals.added > 0)
+        text += format("the text of a special token, such as %s, occurs %s: taken as %s\n", END_OF_TEXT,
+                       counted(totals.added, "time").c_str(),
+                       o.special_tokens ? "that token" : "text; --special-tokens takes it as that token");
     const int64_t tokens = train.tokens + val.tokens;
     const size_t shards = train.shards.size() + val.shards.size();
     text += format("%s, %s, %s, %.2f bytes per token, %s/s, %s and the tokenizer in %s\n",
@@ -251,6 +278,7 @@ int tokenize(const TokenizeOptions& o) {
     Progress progress{o.quiet, bytes};
     const Tokenizer tokenizer =
         o.train_bpe > 0 ? train_on(o, files, rules, threads, progress) : load_tokenizer(o.tokenizer);
+    if (o.special_tokens) check_added(tokenizer);
     ShardSet train{o.output + "/train", 1, o.shard_tokens, tokenizer.vocab_size()};
     ShardSet val{o.output + "/val", 0, o.shard_tokens, tokenizer.vocab_size()};
     progress.start = seconds_now();

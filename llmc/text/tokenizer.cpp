@@ -182,6 +182,79 @@ std::vector<int> encode(const Tokenizer& tokenizer, std::string_view text) {
     return out;
 }
 
+// ---- added tokens
+
+// Returns the longest added token that the text begins with, of those with this `normalized`; null: none.
+static const AddedToken* added_token_at(const Tokenizer& tokenizer, std::string_view text, bool normalized) {
+    const AddedToken* longest = nullptr;
+    size_t length = 0;
+    for (const AddedToken& token : tokenizer.added) {
+        const std::string& content = tokenizer.tokens[size_t(token.id)];
+        if (token.normalized != normalized || content.size() <= length || !text.starts_with(content)) continue;
+        longest = &token;
+        length = content.size();
+    }
+    return longest;
+}
+
+// Calls f(part, token) for the parts of the text, in order: text without added tokens (null), and each added token. As
+// Hugging Face does, it continues the search behind the token, not behind the white space that the token takes.
+template <class F>
+static void for_each_part(const Tokenizer& tokenizer, std::string_view text, bool normalized, const F& f) {
+    std::string first_bytes;
+    for (const AddedToken& token : tokenizer.added)
+        if (token.normalized == normalized) first_bytes += tokenizer.tokens[size_t(token.id)].substr(0, 1);
+    const auto between = [&](size_t begin, size_t end) {
+        if (begin >= end) return;
+        const std::string_view part = text.substr(begin, end - begin);
+        normalized ? f(part, nullptr) : for_each_part(tokenizer, part, true, f);
+    };
+    const char* const text_end = text.data() + text.size();
+    size_t done = 0;
+    for (size_t at = 0; at < text.size();) {
+        // find() of one byte is many times faster than find_first_of().
+        at = first_bytes.size() == 1 ? text.find(first_bytes[0], at) : text.find_first_of(first_bytes, at);
+        if (at == text.npos) break;
+        const AddedToken* token = added_token_at(tokenizer, text.substr(at), normalized);
+        size_t begin = at, end = at + (token ? tokenizer.tokens[size_t(token->id)].size() : 1);
+        at = end;
+        if (!token) continue;
+        for (; token->lstrip && begin > done; begin -= size_t(char_before(text.data(), text.data() + begin).bytes))
+            if (char_before(text.data(), text.data() + begin).type != WHITE) break;
+        for (; token->rstrip && end < text.size(); end += size_t(char_at(text.data() + end, text_end).bytes))
+            if (char_at(text.data() + end, text_end).type != WHITE) break;
+        between(done, begin);
+        f(text.substr(begin, end - begin), token);
+        done = end;
+    }
+    between(done, text.size());
+}
+
+void encode_added(Encoder& encoder, std::string_view text, std::vector<int>& out) {
+    for_each_part(encoder.tokenizer, text, false, [&](std::string_view part, const AddedToken* token) {
+        token ? out.push_back(token->id) : encode(encoder, part, out);
+    });
+}
+
+std::vector<int> encode_added(const Tokenizer& tokenizer, std::string_view text) {
+    Encoder encoder(tokenizer, 8);
+    std::vector<int> out;
+    encode_added(encoder, text, out);
+    return out;
+}
+
+int64_t count_added(const Tokenizer& tokenizer, std::string_view text) {
+    int64_t count = 0;
+    for_each_part(tokenizer, text, false,
+                  [&](std::string_view, const AddedToken* token) { count += token != nullptr; });
+    return count;
+}
+
+bool same_tokenizer(const Tokenizer& a, const Tokenizer& b) {
+    return a.tokens == b.tokens && a.merges == b.merges &&
+           std::ranges::equal(a.added, b.added, {}, &AddedToken::id, &AddedToken::id);
+}
+
 std::string decode(const Tokenizer& tokenizer, const int* tokens, int64_t count) {
     std::string out;
     for (int64_t i = 0; i < count; i++) {

@@ -2,7 +2,8 @@
 //
 // A text is split into pieces by GPT-2's pattern (unicode.h). A piece starts as its bytes. Then the pair of neighbours
 // with the earliest merge is joined, until no pair has a merge. Any bytes can be encoded, and decoding the tokens gives
-// the same bytes. Encoding never yields a special token: "<|endoftext|>" in a text is ordinary text.
+// the same bytes. encode() never yields an added token: "<|endoftext|>" in a text is ordinary text. encode_added()
+// does.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -20,6 +21,8 @@ inline constexpr int MIN_VOCAB_SIZE = 257;  // the bytes and <|endoftext|>
 struct Merge {
     int left, right;  // tokens
     int token;        // the token of the joined pair
+
+    bool operator==(const Merge&) const = default;
 };
 
 // Hash table from a pair of tokens to its merge's rank. Open addressing; a slot holds left, right and rank, 20 bits
@@ -33,10 +36,20 @@ struct PairRanks {
     int rank(int left, int right) const;  // NONE: not a merge
 };
 
+// A token that stands for its text as a whole, before the text is split into pieces (Hugging Face's AddedToken).
+struct AddedToken {
+    int id;
+    bool special = true;                  // left out of decoded text by Hugging Face
+    bool lstrip = false, rstrip = false;  // takes the white space before it, after it
+    bool normalized = false;              // searched after the others, in the text between them
+
+    bool operator==(const AddedToken&) const = default;
+};
+
 struct Tokenizer {
-    std::vector<std::string> tokens;  // by id: the token's bytes, or a special token's text
+    std::vector<std::string> tokens;  // by id: the token's bytes, or an added token's text
     std::vector<Merge> merges;        // by rank
-    std::vector<int> specials;        // ids that encode() never yields, ascending, end_of_text included
+    std::vector<AddedToken> added;    // by id, end_of_text included
     int end_of_text = 0;
     int byte_tokens[256] = {};
     PairRanks ranks;
@@ -46,12 +59,17 @@ struct Tokenizer {
 
 // Loads tokenizer.json; or a pair of vocab.json (encoder.json) and merges.txt (vocab.bpe), either of which may be
 // named; or a directory that holds one of these. Refuses a tokenizer that is not byte-level BPE with GPT-2's pattern,
-// gaps in the ids, merges that use or make unknown tokens, and a vocabulary without <|endoftext|>. EXIT_NO_INPUT,
-// EXIT_BAD_DATA.
+// gaps in the ids, merges that use or make unknown tokens, added tokens that match single words only, and a
+// vocabulary without <|endoftext|>. EXIT_NO_INPUT, EXIT_BAD_DATA.
 Tokenizer load_tokenizer(const std::string& path);
 // Parse the contents of such files; `where` is named in errors.
 Tokenizer parse_tokenizer_json(const std::string& text, const std::string& where);
-Tokenizer parse_vocab_and_merges(const std::string& vocab, const std::string& merges, const std::string& where);
+// added: the content of added_tokens.json, which older versions of transformers write; "": none
+Tokenizer parse_vocab_and_merges(const std::string& vocab, const std::string& merges, const std::string& where,
+                                 const std::string& added = "");
+
+// Whether two tokenizers give every text the same tokens: tokens, merges and added tokens are equal.
+bool same_tokenizer(const Tokenizer& a, const Tokenizer& b);
 
 // Writes tokenizer.json, vocab.json, merges.txt, tokenizer_config.json and special_tokens_map.json, as transformers
 // reads them, into an existing directory; replaces files of these names.
@@ -77,6 +95,12 @@ struct Encoder {
 // Appends the tokens of the text to out.
 void encode(Encoder& encoder, std::string_view text, std::vector<int>& out);
 std::vector<int> encode(const Tokenizer& tokenizer, std::string_view text);
+
+// As encode, but added tokens such as <|endoftext|> stand for themselves: the ids of Hugging Face's encode(). Of two
+// that match at the same place the longer one counts.
+void encode_added(Encoder& encoder, std::string_view text, std::vector<int>& out);
+std::vector<int> encode_added(const Tokenizer& tokenizer, std::string_view text);
+int64_t count_added(const Tokenizer& tokenizer, std::string_view text);
 
 // The bytes of the tokens. Refuses ids outside of the vocabulary.
 std::string decode(const Tokenizer& tokenizer, const int* tokens, int64_t count);

@@ -62,8 +62,8 @@ static bool from_alphabet(const std::string& text, std::string& bytes) {
     return true;
 }
 
-static bool is_special(const Tokenizer& tokenizer, int id) {
-    return std::binary_search(tokenizer.specials.begin(), tokenizer.specials.end(), id);
+static bool is_added(const Tokenizer& tokenizer, int id) {
+    return std::ranges::binary_search(tokenizer.added, id, {}, &AddedToken::id);
 }
 
 // ---- reading
@@ -86,8 +86,26 @@ static Ids read_vocab(const json& vocab, const std::string& where) {
     return ids;
 }
 
-// Reads the added tokens, which are plain text and not made of bytes. An added token that is also in the vocabulary
-// must have the same id there.
+// Adds a token, which is plain text and not made of bytes. If it is also in the vocabulary it must have the same id
+// there.
+static void add_token(Tokenizer& tokenizer, Ids& ids, const std::string& content, const AddedToken& token,
+                      const std::string& where) {
+    const auto [place, is_new] = ids.emplace(content, token.id);
+    if (!is_new && place->second != token.id)
+        fail(EXIT_BAD_DATA, "%s: the added token \"%s\" has the id %d, but the id %d in the vocabulary", where.c_str(),
+             printable(content).c_str(), token.id, place->second);
+    tokenizer.added.push_back(token);
+}
+
+// Returns a setting of an added token.
+static bool setting(const json& token, const char* name, const std::string& where) {
+    const json value = token.value(name, json(false));
+    if (!value.is_boolean())
+        fail(EXIT_BAD_DATA, "%s: %s of an added token is %s, not true or false", where.c_str(), name,
+             printable(value.dump()).c_str());
+    return value.get<bool>();
+}
+
 static void read_added_tokens(Tokenizer& tokenizer, Ids& ids, const json& added, const std::string& where) {
     if (!added.is_array()) fail(EXIT_BAD_DATA, "%s: added_tokens is not a list", where.c_str());
     if (added.size() > MAX_VOCAB_SIZE)
@@ -99,12 +117,13 @@ static void read_added_tokens(Tokenizer& tokenizer, Ids& ids, const json& added,
             fail(EXIT_BAD_DATA, "%s: an added token has no content or no id below %d: %s", where.c_str(),
                  MAX_VOCAB_SIZE, printable(token.dump()).c_str());
         const std::string content = token["content"].get<std::string>();
-        const int id = token["id"].get<int>();
-        const auto [place, is_new] = ids.emplace(content, id);
-        if (!is_new && place->second != id)
-            fail(EXIT_BAD_DATA, "%s: the added token \"%s\" has the id %d, but the id %d in the vocabulary",
-                 where.c_str(), printable(content).c_str(), id, place->second);
-        tokenizer.specials.push_back(id);
+        if (setting(token, "single_word", where))
+            fail(EXIT_BAD_DATA, "%s: the added token \"%s\" has single_word, which is not supported; set it to false",
+                 where.c_str(), printable(content).c_str());
+        add_token(tokenizer, ids, content,
+                  {token["id"].get<int>(), setting(token, "special", where), setting(token, "lstrip", where),
+                   setting(token, "rstrip", where), setting(token, "normalized", where)},
+                  where);
     }
 }
 
@@ -121,7 +140,7 @@ static void fill_tokens(Tokenizer& tokenizer, const Ids& ids, const std::string&
             fail(EXIT_BAD_DATA, "%s: two tokens have the id %d, one is \"%s\"", where.c_str(), id,
                  printable(text).c_str());
         seen[size_t(id)] = true;
-        if (is_special(tokenizer, id))
+        if (is_added(tokenizer, id))
             tokenizer.tokens[size_t(id)] = text;
         else if (!from_alphabet(text, tokenizer.tokens[size_t(id)]))
             fail(EXIT_BAD_DATA,
@@ -133,7 +152,7 @@ static void fill_tokens(Tokenizer& tokenizer, const Ids& ids, const std::string&
 static void find_byte_tokens(Tokenizer& tokenizer, const Ids& ids, const std::string& where) {
     for (int byte = 0; byte < 256; byte++) {
         const auto found = ids.find(to_alphabet(std::string(1, char(byte))));
-        if (found == ids.end() || is_special(tokenizer, found->second))
+        if (found == ids.end() || is_added(tokenizer, found->second))
             fail(EXIT_BAD_DATA, "%s: there is no token for the byte %d; is this a byte-level BPE?", where.c_str(),
                  byte);
         tokenizer.byte_tokens[byte] = found->second;
@@ -154,8 +173,8 @@ static void add_merge(Tokenizer& tokenizer, const Ids& ids, const std::string& l
     const Merge merge{id_of(ids, left, number, where), id_of(ids, right, number, where),
                       id_of(ids, left + right, number, where)};
     for (const int id : {merge.left, merge.right, merge.token})
-        if (is_special(tokenizer, id))
-            fail(EXIT_BAD_DATA, "%s: merge %zu uses the special token %d", where.c_str(), number, id);
+        if (is_added(tokenizer, id))
+            fail(EXIT_BAD_DATA, "%s: merge %zu uses the added token %d", where.c_str(), number, id);
     for (const int id : {merge.left, merge.right})
         if (tokenizer.tokens[size_t(id)].empty())  // merges.txt cannot represent an empty token
             fail(EXIT_BAD_DATA, "%s: merge %zu uses token %d, which is empty", where.c_str(), number, id);
@@ -190,10 +209,10 @@ static void finish_vocab(Tokenizer& tokenizer, const Ids& ids, const std::string
     if (end_of_text == ids.end())
         fail(EXIT_BAD_DATA, "%s: there is no token %s, which separates documents", where.c_str(), END_OF_TEXT);
     tokenizer.end_of_text = end_of_text->second;
-    tokenizer.specials.push_back(tokenizer.end_of_text);
-    std::sort(tokenizer.specials.begin(), tokenizer.specials.end());
-    tokenizer.specials.erase(std::unique(tokenizer.specials.begin(), tokenizer.specials.end()),
-                             tokenizer.specials.end());
+    tokenizer.added.push_back({tokenizer.end_of_text});
+    std::ranges::stable_sort(tokenizer.added, {}, &AddedToken::id);
+    const auto twice = std::ranges::unique(tokenizer.added, {}, &AddedToken::id);
+    tokenizer.added.erase(twice.begin(), twice.end());
     fill_tokens(tokenizer, ids, where);
     find_byte_tokens(tokenizer, ids, where);
 }
@@ -247,9 +266,13 @@ Tokenizer parse_tokenizer_json(const std::string& text, const std::string& where
     return tokenizer;
 }
 
-Tokenizer parse_vocab_and_merges(const std::string& vocab, const std::string& merges, const std::string& where) {
+Tokenizer parse_vocab_and_merges(const std::string& vocab, const std::string& merges, const std::string& where,
+                                 const std::string& added) {
     Tokenizer tokenizer;
-    const Ids ids = read_vocab(parse_json(vocab, where), where);
+    Ids ids = read_vocab(parse_json(vocab, where), where);
+    if (!added.empty())
+        for (const auto& [content, id] : read_vocab(parse_json(added, where), where))
+            add_token(tokenizer, ids, content, {.id = id, .special = false, .normalized = true}, where);
     finish_vocab(tokenizer, ids, where);
     for (size_t begin = 0; begin < merges.size();) {
         const size_t end = std::min(merges.find('\n', begin), merges.size());
@@ -280,8 +303,10 @@ Tokenizer load_tokenizer(const std::string& path) {
         for (const std::string& part : {vocab_path, merges_path})
             if (!path_exists(part))
                 fail(EXIT_NO_INPUT, "%s: is missing; a tokenizer needs both %s and %s", part.c_str(), vocab, merges);
+        const std::string added_path = folder + "/added_tokens.json";
         return parse_vocab_and_merges(read_tokenizer_file(vocab_path), read_tokenizer_file(merges_path),
-                                      vocab_path + " with " + merges);
+                                      vocab_path + " with " + merges,
+                                      path_exists(added_path) ? read_tokenizer_file(added_path) : "");
     }
     if (directory)
         fail(EXIT_NO_INPUT, "%s: has no tokenizer: neither tokenizer.json, nor vocab.json and merges.txt",
@@ -298,7 +323,7 @@ static std::vector<std::string> written_tokens(const Tokenizer& tokenizer) {
     std::vector<std::string> written;
     for (int id = 0; id < tokenizer.vocab_size(); id++) {
         const std::string& bytes = tokenizer.tokens[size_t(id)];
-        written.push_back(is_special(tokenizer, id) ? bytes : to_alphabet(bytes));
+        written.push_back(is_added(tokenizer, id) ? bytes : to_alphabet(bytes));
     }
     return written;
 }
@@ -320,12 +345,14 @@ static ordered_json tokenizer_json(const Tokenizer& tokenizer, const std::vector
         "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": "",
                   "end_of_word_suffix": "", "fuse_unk": false, "byte_fallback": false, "ignore_merges": false}
     })");
-    for (const int id : tokenizer.specials) {
-        ordered_json token = {{"id", id}, {"content", tokenizer.tokens[size_t(id)]}};
-        for (const char* setting : {"single_word", "lstrip", "rstrip", "normalized"}) token[setting] = false;
-        token["special"] = true;
-        file["added_tokens"].push_back(token);
-    }
+    for (const AddedToken& token : tokenizer.added)
+        file["added_tokens"].push_back({{"id", token.id},
+                                        {"content", tokenizer.tokens[size_t(token.id)]},
+                                        {"single_word", false},
+                                        {"lstrip", token.lstrip},
+                                        {"rstrip", token.rstrip},
+                                        {"normalized", token.normalized},
+                                        {"special", token.special}});
     file["model"]["vocab"] = vocab_object(written);
     ordered_json& merges = file["model"]["merges"] = ordered_json::array();
     for (const Merge& merge : tokenizer.merges)  // as strings: readers from before 2024 do not accept pairs
@@ -367,7 +394,7 @@ Tokenizer tokenizer_from_merges(const std::vector<std::pair<int, int>>& merges) 
         tokenizer.merges.push_back(
             {left, right, add(tokenizer.tokens[size_t(left)] + tokenizer.tokens[size_t(right)])});
     tokenizer.end_of_text = tokenizer.vocab_size();
-    tokenizer.specials = {tokenizer.end_of_text};
+    tokenizer.added = {{tokenizer.end_of_text}};
     tokenizer.tokens.push_back(END_OF_TEXT);
     tokenizer.ranks.build(tokenizer.merges);
     return tokenizer;

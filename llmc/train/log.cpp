@@ -34,11 +34,14 @@ static std::string step_of_all(const LogOptions& o, int64_t step) {
     return format("step %*lld/%s", int(total.size()), static_cast<long long>(step), total.c_str());
 }
 
+// Returns NaN for -NaN, which printf would print as -nan.
+static double printed(double x) { return std::isnan(x) ? std::fabs(x) : x; }
+
 std::string step_line(const LogOptions& o, const StepRecord& r, double tokens_per_s, double eta_seconds, size_t width) {
     std::vector<std::string> columns = {
         step_of_all(o, r.step),
-        format("loss %7.4f", double(r.loss)),
-        format("norm %6.2f", double(r.grad_norm)),
+        format("loss %7.4f", printed(r.loss)),
+        format("norm %6.2f", printed(r.grad_norm)),
         format("lr %.2e", double(r.lr)),
         r.step_ms < 1e5 ? format("%7.1f ms", r.step_ms) : format("%7.1f s ", r.step_ms / 1e3),
         format("%5s tok/s", rate_text(tokens_per_s).c_str()),
@@ -247,8 +250,8 @@ void Log::step(const StepRecord& r) {
 }
 
 void Log::val(int64_t step, double val_loss) {
-    print_line(format("%s | val loss %.4f | perplexity %.2f", step_of_all(options, step).c_str(), val_loss,
-                      std::exp(val_loss)));
+    print_line(format("%s | val loss %.4f | perplexity %.2f", step_of_all(options, step).c_str(), printed(val_loss),
+                      std::exp(printed(val_loss))));
     append(LogLine("val").add("step", step).add_float("val_loss", float(val_loss)).finished());
 }
 

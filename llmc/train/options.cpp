@@ -1,6 +1,7 @@
 #include "train/options.h"
 
 #include <algorithm>
+#include <cfloat>
 #include <charconv>
 #include <cmath>
 #include <cstring>
@@ -50,7 +51,7 @@ static constexpr struct {
     {"--max-iters", "--steps"},
     {"--learning-rate", "--lr"},
     {"--block-size", "--seq-len"},
-    {"-m", "--val-batches"},
+    {"-m --val-batches --batches --eval-iters", "--val-tokens, in tokens over all ranks"},
     {"-r", "--recompute none, gelu or layer"},
     {"-w", "--master-weights on or off"},
     {"-f", "--precision"},
@@ -174,6 +175,11 @@ static T number(const std::string& name, const std::string& text) {
         char* stop = nullptr;
         if (text.find_first_not_of("+-.0123456789eE") == text.npos) value = strtod(begin, &stop);
         ENSURE(stop == end && !text.empty(), "%s: '%s' is not a number", name.c_str(), text.c_str());
+        const std::string digits = text.substr(0, text.find_first_of("eE"));
+        const bool is_zero = digits.find_first_of("123456789") == text.npos;
+        // Most values become floats.
+        ENSURE(is_zero || (std::isfinite(value) && std::fabs(value) >= FLT_MIN), "%s: %s is too %s", name.c_str(),
+               text.c_str(), std::isinf(value) ? "large" : "small");
     } else {
         const auto [stop, error] = std::from_chars(begin, end, value);
         ENSURE(error != std::errc::result_out_of_range, "%s: %s is out of range", name.c_str(), text.c_str());
@@ -192,7 +198,10 @@ void Declared::set(const std::string& text) {
         if constexpr (std::is_same_v<T, std::string>) {
             ENSURE(is_word || !islower(unit[0]), "%s %s is not known; give %s", dashed.c_str(),
                    shell_word(text).c_str(), unit);
-            *field = text;
+            // The shell leaves --output=~/out as it is.
+            const bool is_path = strstr(unit, "DIR") || strstr(unit, "FILE");
+            const char* home = is_path && text.starts_with("~/") ? getenv("HOME") : nullptr;
+            *field = home ? home + text.substr(1) : text;
         } else if constexpr (std::is_same_v<T, bool>) {
             *field = text == "1" || text == "true";
             const std::string gone = replacement(dashed + "=" + text);
@@ -254,9 +263,13 @@ static std::vector<std::pair<std::string, std::string>> read_toml(const std::str
     return items;
 }
 
-// Returns the path that a file's option has here. A relative one belongs to the directory in which the run was started.
-// If that does not exist here, the run was moved together with its data, and the path stays relative.
+// Returns the path, or the patterns, that a file's option has here. A relative one belongs to the directory in which
+// the run was started. If that does not exist here, the run was moved together with its data, and the path stays
+// relative.
 static std::string resolve_path(const std::string& path, const std::string& directory, bool is_pattern) {
+    if (const size_t line = is_pattern ? path.find('\n') : path.npos; line != path.npos)
+        return resolve_path(path.substr(0, line), directory, true) + "\n" +
+               resolve_path(path.substr(line + 1), directory, true);
     const size_t start = path.find_first_not_of('{');  // "{/a,/b}/train_*.bin" is absolute
     const bool absolute = start == path.npos || path[start] == '/' || path[start] == '~';
     if (absolute || directory == current_directory() || !is_directory(directory)) return path;
@@ -308,6 +321,11 @@ std::string Parser::toml_of(const nlohmann::json& run) {
 }
 
 void Parser::read_saved() {
+    const std::string run = parent_directory(o.output), name = o.output.substr(o.output.rfind('/') + 1);
+    if (name.starts_with("step_") && path_exists(run + "/run.toml")) {
+        o.taken = " (" + o.output + " is a checkpoint of this run, which continues from its newest one)";
+        o.output = run;
+    }
     const std::string path = o.output + "/run.toml", old_path = o.output + "/run.json";
     if (path_exists(path)) return read_text(path, read_file(path, 1 << 20), true);
     if (path_exists(old_path)) return read_text(old_path, toml_of(read_json_object(old_path, 16 << 20)), true);
@@ -401,17 +419,22 @@ void Parser::read_command_line(int argc, const char* const* argv) {
     if (help->count() + version->count() > 0) return;
     for (Declared& d : all) {
         if (d.option->count() == 0) continue;
-        const std::string text = d.option->results().back();
-        ENSURE(!text.starts_with("--") || !find(text), "--%s needs a value (%s), but the option %s follows",
-               d.name.c_str(), d.unit, text.c_str());
+        std::string text;
+        for (const std::string& value : d.option->results()) {
+            ENSURE(!value.starts_with("--") || !find(value), "--%s needs a value (%s), but the option %s follows",
+                   d.name.c_str(), d.unit, value.c_str());
+            const bool adds_up = d.kind & PATTERN & ~PATH && !text.empty();  // -i A -i B; else the last one counts
+            text = adds_up ? text + "\n" + value : value;
+        }
         d.set(text);
     }
     if (y->count() > 0) o.resume = number<int>("-y", y->results().back()) > 0;
     for (const std::string& extra : app.remaining()) {
         const bool is_option = extra.size() > 1 && extra[0] == '-';
         ENSURE(!is_option, "%s", unknown(extra.substr(0, extra.find('='))).c_str());
-        ENSURE(has_inputs, "unexpected argument '%s'; a command comes first, values follow their option (see --help)",
-               extra.c_str());
+        ENSURE(has_inputs, "unexpected argument '%s'; %s (see --help)", extra.c_str(),
+               extra.ends_with(".bin") ? "quote a pattern of shards, so that the shell leaves it as it is"
+                                       : "a command comes first, values follow their option");
         o.inputs.push_back(extra);
     }
     if (end < argv + argc) o.inputs.insert(o.inputs.end(), end + 1, argv + argc);
@@ -486,6 +509,7 @@ Options parse_options(int argc, const char* const* argv) {
     Options defaults;
     defaults.command = find_command(first);
     if (defaults.command == Command::tokenize) defaults.output.clear();
+    if (defaults.command == Command::train || defaults.command == Command::plan) defaults.val_tokens = -1;
     Parser parser(defaults);
     Options& o = parser.o;
     const bool trains = o.command == Command::train || o.command == Command::plan;

@@ -18,11 +18,12 @@ struct Options {
     std::map<std::string, std::string> saved;  // name and TOML value of each option in that run.toml
 
     // data and model
-    std::string train_data, val_data;  // shell patterns
-    std::string tokenizer;             // directory or file; empty: beside the data or in init
-    std::string model;                 // a name of config_by_name; empty: layers, heads and channels, or init
-    bool default_model = false;        // no shape was given: --resume uses the checkpoint's shape
-    std::string init;                  // a Hugging Face directory, a checkpoint, or a run's output directory
+    std::string train_data, val_data;    // shell patterns, one in each line
+    std::string tokenizer;               // directory or file; empty: beside the data or in init
+    bool allow_other_tokenizer = false;  // for data made with another tokenizer
+    std::string model;                   // a name of config_by_name; empty: layers, heads and channels, or init
+    bool default_model = false;          // no shape was given: --resume uses the checkpoint's shape
+    std::string init;                    // a Hugging Face directory, a checkpoint, or a run's output directory
     int layers = 0, heads = 0, channels = 0;
     int vocab_size = 0;              // 0: the tokenizer's, or 50257
     int seq_len = 0;                 // T; 0: the model's positions
@@ -61,7 +62,6 @@ struct Options {
 
     // evaluation, samples, checkpoints; *_every are in steps, 0: never
     int64_t val_every = 250, sample_every = 0, checkpoint_every = 1000;
-    int val_batches = 20;  // 0: all
     int sample_tokens = 64;
     std::string sample_prompt;
     std::string output = "out";  // directory; empty: nothing is written
@@ -79,9 +79,6 @@ struct Options {
     bool quiet = false;
     std::string trace;  // file; empty: none
 
-    // eval
-    int batches = 0;  // 0: all
-
     // generate
     std::string prompt;
     int max_tokens = 256, num_samples = 1;
@@ -91,9 +88,10 @@ struct Options {
 
     // tokenize
     std::vector<std::string> inputs;
+    bool special_tokens = false;
     int train_bpe = 0;         // vocabulary size; 0: off
     double val_fraction = -1;  // 0: nothing is held out; -1: 0.05, or 0 with val_tokens
-    int64_t val_tokens = 0;    // instead of val_fraction; 0: off
+    int64_t val_tokens = 0;    // instead of val_fraction; 0: off. train and eval: see windows_of
     int64_t shard_tokens = 100000000;
     bool replace = false;
     std::string split = "none", text_key = "text";
@@ -117,6 +115,10 @@ GPT2Config model_config(const Options& options, int default_vocab = 50257);
 // default 700 or a tenth of the steps, whichever is less. Refuses an epoch of less than one step and a warmup longer
 // than the run.
 void resolve_steps(Options& options, int64_t steps_per_epoch);
+
+// Returns how many windows of T + 1 tokens --val-tokens asks for: 80 if it is not given (-1), else so many that at
+// least so many tokens are targets; 0 stands for all.
+inline int64_t windows_of(int64_t val_tokens, int T) { return val_tokens < 0 ? 80 : (val_tokens + T - 1) / T; }
 
 std::string version();                 // "train_gpt2 0.3.0 (commit 1234abc)"; without the commit if the build has none
 extern const char SOURCES_CHECKSUM[];  // checksum of the sources that the program was built from

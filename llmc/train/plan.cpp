@@ -318,7 +318,7 @@ std::vector<Row> plan_table(Dtype dtype, const Options& o, const RunStart& sourc
                                                         : "GPT-2's initialization, seed " + std::to_string(o.seed);
     const std::string tokenizer = source.tokenizer
                                       ? source.tokenizer_path + ", " + counted(source.tokenizer->vocab_size(), "token")
-                                      : "none (--tokenizer): no samples, and no tokenizer in checkpoints";
+                                      : "none beside the data (--tokenizer): no samples, and none in checkpoints";
     std::vector<Row> rows = {
         {"model", describe_model(source.config)},
         {"start", start},

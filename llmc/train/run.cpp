@@ -43,12 +43,28 @@ static std::string search(FoundCheckpoint (*find)(const std::string&, const Veri
     return found.dir;
 }
 
+// Returns the directory that --init means: DIR for DIR/model.safetensors, and the checkpoint that the files OUTPUT/best
+// and OUTPUT/latest name.
+static std::string directory_of_init(const std::string& init) {
+    const std::string folder = parent_directory(init), name = init.substr(init.rfind('/') + 1);
+    if (!path_exists(init))
+        fail(EXIT_NO_INPUT, "--init %s: there is no such directory; nothing is downloaded, so give a local one",
+             init.c_str());
+    if (is_directory(init)) return init;
+    if (name == "model.safetensors") return folder;
+    if (name == "best" || name == "latest") {
+        const std::string checkpoint = read_file(init, 256);
+        return folder + "/" + checkpoint.substr(0, checkpoint.find('\n'));
+    }
+    fail(EXIT_NO_INPUT,
+         "--init %s is a file: give a directory with config.json and model.safetensors, such as save_pretrained() of "
+         "transformers makes from a .pt or .bin file, or a checkpoint, or the output of a run",
+         init.c_str());
+}
+
 // Finds the weights of --init: in this directory, or in the newest checkpoint of a run's output.
 static void resolve_init(const Options& o, RunStart& start, const Comm& comm) {
-    if (!path_exists(o.init))
-        fail(EXIT_NO_INPUT, "--init %s: there is no such directory; nothing is downloaded, so give a local one",
-             o.init.c_str());
-    start.weights = search(find_model, o.init, start, comm);
+    start.weights = search(find_model, directory_of_init(o.init), start, comm);
 }
 
 static bool has_tokenizer(const std::string& dir) {
@@ -57,11 +73,55 @@ static bool has_tokenizer(const std::string& dir) {
     return false;
 }
 
+// Returns the folders of the files of a pattern, empty for none, that hold a tokenizer.
+static std::set<std::string> tokenizer_folders(const std::string& pattern, const char* option) {
+    std::set<std::string> folders;
+    if (pattern.empty()) return folders;
+    for (const std::string& file : glob_files(pattern, option)) folders.insert(parent_directory(file));
+    std::erase_if(folders, [](const std::string& folder) { return !has_tokenizer(folder); });
+    return folders;
+}
+
+// Takes the tokenizer of --tokenizer, else that of the weights, else that beside the data. Refuses data whose tokenizer
+// is another one: the same tokens would stand for other text.
 static void find_tokenizer(RunStart& source, const Options& o) {
-    source.tokenizer_path = o.tokenizer;
-    for (const std::string& dir : {source.weights, o.train_data.empty() ? "" : parent_directory(o.train_data)})
-        if (source.tokenizer_path.empty() && !dir.empty() && has_tokenizer(dir)) source.tokenizer_path = dir;
-    if (!source.tokenizer_path.empty()) source.tokenizer = load_tokenizer(source.tokenizer_path);
+    std::vector<std::string> places;
+    if (!o.tokenizer.empty()) places.push_back(o.tokenizer);
+    if (!source.weights.empty() && has_tokenizer(source.weights)) places.push_back(source.weights);
+    if (o.command == Command::generate && places.size() > 1) places.pop_back();  // the user has chosen
+    for (const std::string& folder : tokenizer_folders(o.train_data, "--train-data")) places.push_back(folder);
+    for (const std::string& folder : tokenizer_folders(o.val_data, "--val-data")) places.push_back(folder);
+    for (const std::string& place : places) {
+        Tokenizer tokenizer = load_tokenizer(place);
+        if (source.tokenizer && !o.allow_other_tokenizer && !same_tokenizer(*source.tokenizer, tokenizer))
+            fail(EXIT_BAD_DATA,
+                 "%s and %s hold different tokenizers, of %d and %d tokens: the same token stands for other text; "
+                 "tokenize the data with the first one, or give --allow-other-tokenizer",
+                 source.tokenizer_path.c_str(), place.c_str(), source.tokenizer->vocab_size(), tokenizer.vocab_size());
+        if (source.tokenizer) continue;
+        source.tokenizer = std::move(tokenizer);
+        source.tokenizer_path = place;
+    }
+}
+
+// Weights without a tokenizer are not saved with one beside the data that has another number of tokens.
+static void leave_out_other_tokenizer(RunStart& source, const Options& o) {
+    const bool of_data = source.tokenizer && o.tokenizer.empty() && source.tokenizer_path != source.weights;
+    if (!of_data || source.tokenizer->vocab_size() == source.config.V) return;
+    source.notes.push_back(
+        format("the tokenizer %s has %d tokens, the weights %s have %d and no tokenizer: it is not used and not saved; "
+               "if it is theirs, give it with --tokenizer",
+               source.tokenizer_path.c_str(), source.tokenizer->vocab_size(), source.weights.c_str(), source.config.V));
+    source.tokenizer.reset();
+}
+
+void check_vocabulary(const Corpus& data, const char* option, const RunStart& source, const Options& o) {
+    if (data.vocab_size == 0 || !source.tokenizer || o.allow_other_tokenizer) return;
+    if (data.vocab_size != source.tokenizer->vocab_size())
+        fail(EXIT_BAD_DATA,
+             "%s has shards for a vocabulary of %d tokens, but the tokenizer %s has %d; tokenize the text with that "
+             "tokenizer, or give --allow-other-tokenizer",
+             option, data.vocab_size, source.tokenizer_path.c_str(), source.tokenizer->vocab_size());
 }
 
 static void check_model(const RunStart& source, const Options& o) {
@@ -124,14 +184,16 @@ RunStart find_training_start(const Options& o, const Comm& comm) {
     if (o.resume && source.resume.empty())
         source.notes.push_back(o.output + " has no checkpoint yet: starting a new run");
     if (source.weights.empty() && !o.init.empty()) resolve_init(o, source, comm);
-    find_tokenizer(source, o);
     if (source.weights.empty()) {
+        find_tokenizer(source, o);
         source.config = model_config(o, source.tokenizer ? source.tokenizer->vocab_size() : 50257);
     } else {
         const HFConfig config = read_hf_config(source.weights);
         source.config = config.model;
         source.end_of_text = config.end_of_text;
         if (!source.resume.empty()) check_resumed(source, o);
+        find_tokenizer(source, o);
+        leave_out_other_tokenizer(source, o);
     }
     check_model(source, o);
     return source;
@@ -143,11 +205,9 @@ RunStart find_trained_model(const Options& o, bool need_tokenizer, const Comm& c
     for (const std::string& line : source.notes)
         if (comm.rank == 0) print_message("warning: " + line);
     source.config = read_hf_config(source.weights).model;
-    if (need_tokenizer) {
-        find_tokenizer(source, o);
-        if (!source.tokenizer)
-            fail(EXIT_NO_INPUT, "%s has no tokenizer; give one with --tokenizer", source.weights.c_str());
-    }
+    find_tokenizer(source, o);
+    if (need_tokenizer && !source.tokenizer)
+        fail(EXIT_NO_INPUT, "%s has no tokenizer; give one with --tokenizer", source.weights.c_str());
     check_model(source, o);
     return source;
 }
@@ -295,9 +355,11 @@ static void open_data(Run& run) {
     Options& o = run.options;
     const int T = run.batch.T;
     if (o.sample_every > 0 && run.start.tokenizer && !o.sample_prompt.empty())
-        check_prompt(encode(*run.start.tokenizer, o.sample_prompt), T, "--sample-prompt");
+        check_prompt(encode_added(*run.start.tokenizer, o.sample_prompt), T, "--sample-prompt");
     run.data.train = open_corpus(o.train_data, "--train-data", T);
+    check_vocabulary(run.data.train, "--train-data", run.start, o);
     if (!o.val_data.empty() && o.val_every > 0) run.data.val = open_corpus(o.val_data, "--val-data", T);
+    check_vocabulary(run.data.val, "--val-data", run.start, o);
     resolve_steps(o, run.data.train.num_windows / (run.batch.tokens_per_step / T));
     run.schedule = make_schedule(o.schedule, o.lr, o.final_lr_fraction, o.warmup_steps, o.steps);
 }

@@ -42,11 +42,15 @@ Run prepare_run(const Options& options, const Launch& launch, Comm& world, Dtype
                 std::unique_ptr<Log>& log);
 
 // Finds where train and plan start: --resume, else --init, else the shape that the options ask for. The tokenizer is
-// --tokenizer, or the one in the directory of the weights, or the one in the directory of the training data.
+// --tokenizer, or the one in the directory of the weights, or the one beside the data. Data of another tokenizer are
+// refused, unless --allow-other-tokenizer is given.
 RunStart find_training_start(const Options& options, const Comm& comm);
 // Finds the model of generate and eval: --init is a Hugging Face directory, a checkpoint, or a run's output directory,
 // of which the newest checkpoint is used; rank 0 warns of damaged ones. need_tokenizer: refuses a model without one.
 RunStart find_trained_model(const Options& options, bool need_tokenizer, const Comm& comm);
+
+// Refuses shards of another vocabulary size than that of the tokenizer. option: where the data come from.
+void check_vocabulary(const Corpus& data, const char* option, const RunStart& source, const Options& options);
 
 // Plans a step on world_size ranks, local_ranks of them on this host. Sets --micro-batch auto to the largest that fits
 // the free memory of every rank in `groups`. Refuses options that do not fit the model or the number of ranks.

@@ -88,7 +88,7 @@ static DataLoaderConfig loader_config(const Run& run, Stream stream, bool valida
     config.world_size = run.groups.dp.world_size;
     config.stream = stream;
     config.in_order = validation;
-    config.max_batches = validation ? o.val_batches : 0;
+    config.max_windows = validation ? windows_of(o.val_tokens, run.batch.T) : 0;
     config.seed = o.seed;
     config.windows_per_step = run.batch.tokens_per_step / run.batch.T;
     if (o.zero >= 2 && !validation)
@@ -293,14 +293,15 @@ void Trainer<floatX>::sample(int64_t step) {
     const ProfileRange range("sample", step);
     const Tokenizer& tokenizer = *run.start.tokenizer;
     std::vector<int> prompt = {tokenizer.end_of_text};
-    if (!o.sample_prompt.empty()) prompt = encode(tokenizer, o.sample_prompt);
+    if (!o.sample_prompt.empty()) prompt = encode_added(tokenizer, o.sample_prompt);
     Sampler sampler;
     sampler.seed = o.seed;
+    sampler.vocab_size = tokenizer.vocab_size();
     std::string text = o.sample_prompt;
     bool text_ended = false;
     generate(model, prompt, o.sample_tokens, sampler, uint64_t(step), [&](int token) {
         run.groups.world.reached("token of the sample");
-        text_ended |= token == tokenizer.end_of_text || token >= tokenizer.vocab_size();
+        text_ended |= token == tokenizer.end_of_text;
         if (!text_ended) text += tokenizer.tokens[token];
         return together ? !run.groups.world.any_rank(stop_requested()) : !text_ended && !stop_requested();
     });

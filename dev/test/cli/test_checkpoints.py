@@ -4,7 +4,7 @@ import shutil
 
 from harness import Run, run, train, train_command
 
-RUN = "--precision fp32 --val-batches 4 --val-every 2 --checkpoint-every 2"
+RUN = "--precision fp32 --val-tokens 128 --val-every 2 --checkpoint-every 2"
 
 
 def best_step(out):

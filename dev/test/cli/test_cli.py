@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from harness import PROGRAM, TINY, Run, close, run, train_command
+from harness import PROGRAM, TINY, Run, close, run, train, train_command
 
 
 def test_the_loss_falls(trained):
@@ -19,9 +19,23 @@ def test_generate_writes_the_same_text_for_the_same_seed_only(trained):
 
 
 def test_eval_gives_the_validation_loss_of_training(trained, data):
-    result = run(PROGRAM, "eval --precision fp32 --micro-batch 2 --batches 20 --init", trained.folder, "--val-data",
-                 data / "val_*.bin")
+    result = run(PROGRAM, "eval --precision fp32 --micro-batch 2 --val-tokens 1280 --init", trained.folder,
+                 "--val-data", data / "val_*.bin")
     assert close(float(re.search(r"loss ([0-9.]+)", result.out)[1]), trained.val_loss(), 1e-4)
+
+
+def test_init_may_be_latest_or_best_of_a_run_or_a_file_of_weights(tmp_path, data):
+    out = train("--steps 4 --val-every 2 --checkpoint-every 2 --keep-best", out=tmp_path / "run", data=data)
+    texts = {run(PROGRAM, "generate --max-tokens 9 --init", out.folder / name).out
+             for name in ("latest", "best", "step_000004", "step_000004/model.safetensors")}
+    assert (out / "best").read_text().strip() == "step_000004" and len(texts) == 1
+
+
+def test_resume_takes_the_run_of_a_checkpoint(tmp_path, data):
+    out = train("--steps 4 --stop-after 2", out=tmp_path / "run", data=data)
+    said = run(PROGRAM, "--resume --quiet=0 --output", out / "step_000002").out
+    assert f"({out}/step_000002 is a checkpoint of this run, which continues from its newest one)" in said
+    assert out.latest() == "step_000004"
 
 
 def test_init_starts_from_the_weights_which_lr_0_leaves_as_they_are(trained, tmp_path, data):

@@ -36,7 +36,7 @@ def test_training_continues_without_stdout_and_warns_once(redirection, reason, t
 
 
 @pytest.mark.parametrize("command, redirection, reason", [
-    ("eval --batches 1 --init RUN --val-data DATA/val_*.bin", ">/dev/full", "No space left on device"),
+    ("eval --val-tokens 64 --init RUN --val-data DATA/val_*.bin", ">/dev/full", "No space left on device"),
     ("plan --layers 1 --heads 1 --channels 16 -t 16 -d 0", ">/dev/full", "No space left on device"),
     ("--help", ">/dev/full", "No space left on device"),
     ("generate --max-tokens 1000 --num-samples 100000 --init RUN", "| head -c 10 >/dev/null", "Broken pipe")])

@@ -14,7 +14,7 @@ from harness import MPI_ENVIRONMENT, ROOT, Run, make_script, make_shards, make_t
 
 PAGES = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
 SHORT = "--layers 2 --heads 2 --channels 32 --seq-len 16 --micro-batch 2 --global-batch 64 --steps 2 --warmup 0 " \
-        "--val-batches 1 --sample-every 0 --quiet"
+        "--val-tokens 32 --sample-every 0 --quiet"
 COMMANDS = {  # the beginning of a command: the options that are put after it
     "data/fineweb10B.sh 1": "",
     "./train_gpt2 plan": "",

@@ -40,6 +40,9 @@ def test_inputs_that_do_not_exist(tmp_path, data):
     refused(66, f"--init {tmp_path}/none: there is no such directory; nothing is downloaded", PROGRAM,
             "generate --init", tmp_path / "none")
     refused(66, "neither a Hugging Face directory", PROGRAM, "generate --init", tmp_path)
+    (tmp_path / "ckpt.pt").touch()
+    refused(66, f"--init {tmp_path}/ckpt.pt is a file: give a directory with config.json", PROGRAM, "generate --init",
+            tmp_path / "ckpt.pt")
     refused(66, "nothing_*.bin", train_command("--train-data nothing_*.bin --steps 3", out="", data=data))
 
 

@@ -120,7 +120,8 @@ def catches_sigterm(pid):
 # Long validations, before the first step and after the last one.
 @pytest.mark.parametrize("step", [0, 4])
 def test_a_signal_leaves_a_validation_and_saves_its_step(step, train_in_background, tmp_path, data, more_data):
-    options = "--precision fp32 --steps 4 --val-every 4 --val-batches 2000", ["--val-data", more_data / "train_*.bin"]
+    options = ["--precision fp32 --steps 4 --val-every 4 --val-tokens 64000 --allow-other-tokenizer",
+               ["--val-data", more_data / "train_*.bin"]]
     run = Run(tmp_path / "run")
     process = train_in_background(*options, "--quiet=0", out=run, data=data)
     if step == 0:

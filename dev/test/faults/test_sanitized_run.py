@@ -9,7 +9,7 @@ from test_programs import build_for, needs_clang, needs_x86
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(7200)]
 STEPS = int(os.environ.get("FAULT_STEPS", "1000"))
-OPTIONS = f"--steps {STEPS} --val-every 100 --val-batches 2 --sample-every 200 --sample-tokens 8 " \
+OPTIONS = f"--steps {STEPS} --val-every 100 --val-tokens 64 --sample-every 200 --sample-tokens 8 " \
           "--checkpoint-every 20 --keep 2 --checkpoint-async on --check-replicas 20 --timeout 0"
 
 

@@ -8,7 +8,7 @@ import pytest
 from harness import EMULATED, TINY, assert_same_run, emulated_gpus, refused, run, train, train_command, words
 
 pytestmark = pytest.mark.skipif(not EMULATED.exists(), reason="build/release/emulator/train_gpt2cu is not built")
-RUN = "--layers 1 --autotune off --steps 6 --val-every 6 --val-batches 2 --sample-every 6 --sample-tokens 4 " \
+RUN = "--layers 1 --autotune off --steps 6 --val-every 6 --val-tokens 64 --sample-every 6 --sample-tokens 4 " \
       "--checkpoint-every 3"
 SHORT = "--layers 1 --global-batch 32 --precision bf16 --steps 2 --warmup 1 --checkpoint-every 2 --sample-every 0"
 MICRO_STEPS = f"{SHORT} --micro-batch 1 --global-batch 64 --steps 4 --checkpoint-every 4"  # four in each step
@@ -52,7 +52,7 @@ def test_cuda_graphs_and_recomputation_change_no_bit(emulated):
 def test_generate_eval_and_plan_work(emulated, data):
     model, _ = emulated("model", SHORT)
     run(EMULATED, "generate --max-tokens 8 --init", model)
-    run(EMULATED, "eval --seq-len 16 --micro-batch 2 --batches 2 --init", model, "--val-data", data / "val_*.bin")
+    run(EMULATED, "eval --seq-len 16 --micro-batch 2 --val-tokens 64 --init", model, "--val-data", data / "val_*.bin")
     plan = [EMULATED, "plan", *words(TINY, "--micro-batch auto")]
     assert "cuBLASLt" in run(plan).out
     assert re.search(r"^ *batch.* x 1 micro-step\b", run(plan).out, re.M)  # the largest micro-batch

@@ -21,7 +21,7 @@ exec "$@" """
 BENCH = r"""while [ $# != 0 ]; do if [ "$1" = --json ]; then json=$2; fi; shift; done
 step='"bench":"step","device":"none","model":"d12","dtype":"bf16"'
 echo "{$step,\"B\":2,\"T\":16,\"ms\":1.0,\"tokens_per_s\":32000}" >>"$json" """
-TRAINER = """if [ "$1" != tokenize ]; then set -- "$@" --val-batches 1; fi
+TRAINER = """if [ "$1" != tokenize ]; then set -- "$@" --val-tokens 32; fi
 exec PROGRAM "$@" """
 
 

@@ -13,7 +13,7 @@ from mpi import damaged
 pytestmark = pytest.mark.skipif(not EMULATED.exists(), reason="build/release/emulator/train_gpt2cu is not built")
 # The vocabulary needs no padding, so that ranks send exactly the bytes of the parameters. Each of two ranks has two
 # micro-steps, of which the first replays a CUDA graph from the third step on.
-SMALL = "--layers 1 --heads 1 --vocab-size 384 --micro-batch 1 --steps 4 --val-every 4 --val-batches 5 " \
+SMALL = "--layers 1 --heads 1 --vocab-size 384 --micro-batch 1 --steps 4 --val-every 4 --val-tokens 80 " \
         "--checkpoint-every 4 --autotune off"
 PARAMETERS = 25568  # 384 x 32 + 16 x 32 + 12 x 32 x 32 + 13 x 32 + 2 x 32
 FP32 = "--precision fp32"

@@ -193,7 +193,7 @@ def test_commands_that_do_not_divide_their_work_are_refused(trained, data, tmp_p
 def test_ranks_evaluate_and_generate_as_one(trained, data):
     init = words("--init", trained(0, ""), "--precision fp32")
     losses = words(PROGRAM, "eval", init, "--val-data", data / "val_*.bin", "--micro-batch 2")
-    texts = words(PROGRAM, "generate", init, "--max-tokens 40 --num-samples 2 --prompt a")
+    texts = words(PROGRAM, "generate", init, "--max-tokens 40 --num-samples 2 --prompt a --top-k 20")
     for command, options in [(texts, "--ranks 2 --tensor-parallel 2"), (losses, "--ranks 2"),
                              (losses, "--ranks 2 --tensor-parallel 2"), (losses, "--ranks 4 --tensor-parallel 2")]:
         one = run(command).out

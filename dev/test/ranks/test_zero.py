@@ -45,7 +45,7 @@ def test_ranks_send_the_bytes_of_plan(n, options, data, tmp_path):
 
 
 GPU_OPTIONS = (OPTIONS + " --heads 1 --channels 32 --seq-len 16 --global-batch 64 --deterministic-ranks 2 --steps 2"
-               " --checkpoint-every 2 --val-every 2 --val-batches 2 --sample-every 0")
+               " --checkpoint-every 2 --val-every 2 --val-tokens 64 --sample-every 0")
 
 
 @pytest.mark.parametrize("precision, order", [("bf16", None), ("fp32", "deferred:3"), ("bf16", "deferred")])

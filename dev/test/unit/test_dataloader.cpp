@@ -125,6 +125,25 @@ TEST_CASE("a window lies in one shard, and neighbours overlap by one token") {
     CHECK(starts == std::vector<int>{0, 17, 33, 41, 50, 58, 66});
 }
 
+TEST_CASE("shards for vocabularies of different sizes are refused, and a link to a shard is no other shard") {
+    const TemporaryDirectory dir;
+    const std::vector<int> tokens(20, 7);
+    const auto write = [&](const std::string& name, int vocab_size) {
+        ShardWriter writer(dir / name, vocab_size);
+        writer.append(tokens.data(), 20);
+        writer.finish();
+    };
+    write("a.bin", 1000), write("b.bin", 70000);
+    std::filesystem::create_symlink(dir / "b.bin", dir / "c.bin");
+    std::filesystem::create_hard_link(dir / "b.bin", dir / "d.bin");
+    const Corpus corpus = open_corpus(dir / "*.bin", "--train-data", T);
+    CHECK(corpus.tokens == 40);
+    CHECK(corpus.vocab_size == 70000);
+    write("e.bin", 80000);
+    CHECK(contains(refusal([&] { open_corpus(dir / "*.bin", "--train-data", T); }),
+                   "e.bin is for a vocabulary of 80000 tokens, the shards before it for one of 70000"));
+}
+
 TEST_CASE("the fingerprint covers names, sizes and tokens of the files, but not their folder") {
     const TemporaryDirectory a, b, c, d;
     const auto of = [](const std::string& pattern) { return open_corpus(pattern, "--train-data", T).fingerprint; };
@@ -232,13 +251,17 @@ TEST_CASE("each validation pass reads the same windows in the same order, and pa
         CHECK(valid == 19 * T);
     }
     DataLoaderConfig config = config_for(pattern, 4, 0);
-    config.max_batches = 2;
+    config.max_windows = 8;
     DataLoader loader(config);
     CHECK(loader.num_batches == 2);
     const Rows rows = read_rows(loader, 4);
     for (int i = 0; i < 16; i++) CHECK(rows[i][0] == i % 8 * T);
-    config.max_batches = 100;
+    config.max_windows = 100;
     CHECK(DataLoader(config).num_batches == 5);
+    config.max_windows = 6;  // the last micro-batch has two rows of padding
+    DataLoader six(config);
+    CHECK(six.num_batches == 2);
+    CHECK(six.next().valid_tokens + six.next().valid_tokens == 6 * T);
 }
 
 TEST_CASE("a corpus too small for one step is refused, and the message has the arithmetic") {

@@ -56,6 +56,11 @@ TEST_CASE("a value follows a space or an equals sign, and the last value is used
     CHECK(train({"--seq-len", "010"}).seq_len == 10);
     CHECK(train({"--quiet"}).quiet);  // a flag
     CHECK_FALSE(train({"--quiet=0"}).quiet);
+    CHECK(train({"--lr", "0.0e-400"}).lr == 0.0);
+    CHECK(parse({"-i", "a", "--lr", "2", "--train-data", "b/*.bin"}).train_data == "a\nb/*.bin");  // these add up
+    setenv("HOME", "/home/x", 1);
+    CHECK(train({"--output=~/out"}).output == "/home/x/out");
+    CHECK(train({"--sample-prompt=~/out"}).sample_prompt == "~/out");
 }
 
 TEST_CASE("llm.c's one-letter options mean the same here") {
@@ -75,6 +80,10 @@ TEST_CASE("bad values, unknown options, and those of other trainers are refused,
     expect_refused("--train-data x ",
                    {{"--lr=", "--lr: '' is not a number"},
                     {"--lr nan", "--lr: 'nan' is not a number"},
+                    {"--lr 1e-320", "--lr: 1e-320 is too small"},
+                    {"--lr 1e-400", "--lr: 1e-400 is too small"},
+                    {"--lr 1e400", "--lr: 1e400 is too large"},
+                    {"data/b.bin", "unexpected argument 'data/b.bin'; quote a pattern of shards"},
                     {"--beta1 1", "--beta1 1 must be at least 0 and at most 0.999999999"},
                     {"--steps 1e3", "--steps: '1e3' is not a whole number"},
                     {"--micro-batch 4294967297", "--micro-batch: 4294967297 is out of range"},
@@ -92,7 +101,7 @@ TEST_CASE("bad values, unknown options, and those of other trainers are refused,
     expect_refused("tokenize a ", {{"--steps 4", "unknown option --steps"}});
     expect_refused("", {{"--gpus 2", "there is no --gpus; use --ranks N, or --ranks all; CUDA_VISIBLE_DEVICES chooses"},
                         {"--max_iters 5", "there is no --max_iters; use --steps"},
-                        {"-m 5", "use --val-batches"},
+                        {"-m 5", "use --val-tokens"},
                         {"verify out", "use --resume or --init"}});
 }
 

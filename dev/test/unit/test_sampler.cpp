@@ -39,6 +39,14 @@ static void check_frequencies(Sampler s, const std::vector<float>& logits, const
     }
 }
 
+TEST_CASE("tokens above the tokenizer's vocabulary are never sampled, whatever their logits") {
+    for (float temperature : {0.0f, 1.0f}) {
+        Sampler s = sampler(temperature, 3, 1.0f);
+        s.vocab_size = 2;
+        for (uint64_t i = 0; i < 100; i++) CHECK(sample(s, {1.0f, 2.0f, 50.0f, std::nanf("")}, i) < 2);
+    }
+}
+
 TEST_CASE("tokens have the frequencies of softmax(logits / temperature)") {
     const std::vector<float> logits = {0.0f, 1.0f, 2.0f, -3.0f};
     for (float temperature : {0.5f, 1.0f, 2.0f}) {

@@ -77,6 +77,7 @@ TEST_CASE("shards of a large vocabulary have four bytes per token, and may be la
         const std::string path = dir / format("%d.bin", vocab_size);
         write_shard(path, tokens, vocab_size);
         CHECK(open_shard(path).bytes_per_token == (vocab_size == 65536 ? 2 : 4));
+        CHECK(open_shard(path).vocab_size == (vocab_size == 65536 ? 0 : vocab_size));  // 0: unknown
         CHECK(read_shard(path, 0, int64_t(tokens.size()), vocab_size) == tokens);
     }
     int32_t header[4];
@@ -109,6 +110,9 @@ TEST_CASE("a file that is not a whole shard is refused, and the message has its 
         {llmc_bytes({20240520, 1, -5}, 10), "promises -5 tokens"},
         {llmc_bytes({20240520, 1, 0x7fffffff}, 10), "promises 2,147,483,647 tokens"},
         {llmc_bytes({20240520, 3, 10}, 10), "shard version 3"},
+        {llmc_bytes({20240520, 2, 10, 0}, 20), "states a vocabulary of 0 tokens, not 1 to 1048576"},
+        {llmc_bytes({20240520, 2, 10, -1}, 20), "states a vocabulary of -1 tokens"},
+        {llmc_bytes({20240520, 2, 10, 0x7fffffff}, 20), "states a vocabulary of 2147483647 tokens"},
         {"", "is not a token shard"},
         {whole.substr(0, 3), "is not a token shard"},
         {whole.substr(0, 1023), "cut off after"},
@@ -133,6 +137,10 @@ TEST_CASE("a token outside of the vocabulary is refused, and the message has its
     CHECK(refusal([&] {
               read_shard(dir / "a.bin", 40, 10, 50257);
           }).starts_with("65 " + (dir / "a.bin") + ": token 42 (byte 1,108) is 50257, but the vocabulary has 50257"));
+    std::string wide = llmc_bytes({20240520, 2, 5, 1000}, 10);
+    std::fill_n(wide.end() - 4, 4, '\xff');
+    write_bytes(dir / "wide.bin", wide);
+    CHECK(contains(refusal([&] { read_shard(dir / "wide.bin", 4, 1, 1000); }), "is 4294967295, but the vocabulary"));
     read_shard(dir / "a.bin", 43, 57, 50257);  // the other tokens can be read
     read_shard(dir / "a.bin", 0, 42, 50257);
 }
@@ -146,6 +154,8 @@ TEST_CASE("a pattern gives sorted names, may be a plain file, and must match one
     CHECK(names("[tT]rain_*.bin").front() == dir / "Train_01.bin");  // sorted by bytes
     CHECK(names("{train,val}_*.bin").size() == 3);
     CHECK(names("odd[1].bin") == Names{dir / "odd[1].bin"});
+    CHECK(glob_files((dir / "val_*.bin") + "\n" + (dir / "train_*.bin"), "-i") ==
+          Names{dir / "train_02.bin", dir / "train_10.bin", dir / "val_00.bin"});
     CHECK(refusal([&] { names("nothing_*.bin"); }).starts_with("66 --train-data '"));
     CHECK(contains(refusal([&] { names("."); }), "is a folder"));
 

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <variant>
 
 #include "base/files.h"
 #include "support/skip.h"
@@ -153,6 +154,36 @@ TEST_CASE("<|endoftext|> in a text is plain text, and its token decodes to that 
     CHECK(decode(tokenizer, &tokenizer.end_of_text, 1) == "<|endoftext|>");
     for (const int token : {-1, tokenizer.vocab_size()})
         CHECK_THROWS_WITH_AS(decode(tokenizer, &token, 1), doctest::Contains("outside of the vocabulary of"), Error);
+}
+
+// As Hugging Face's tokenizers 0.22 encodes these texts.
+TEST_CASE("added tokens stand for themselves in a prompt, the longest first, and take white space") {
+    Tokenizer tokenizer = small_tokenizer();
+    const int first = tokenizer.vocab_size(), A = first, AB = first + 1, L = first + 2, R = first + 3, N = first + 4;
+    for (const char* content : {"<a>", "<a><b>", "<l>", "<r>", "new"}) tokenizer.tokens.push_back(content);
+    tokenizer.added.insert(tokenizer.added.end(), {{A},
+                                                   {AB},
+                                                   {.id = L, .lstrip = true},
+                                                   {.id = R, .rstrip = true},
+                                                   {.id = N, .special = false, .normalized = true}});
+    const auto with_text = [&](std::vector<std::variant<int, const char*>> parts) {
+        std::vector<int> tokens;
+        for (const auto& part : parts)
+            if (const int* token = std::get_if<int>(&part))
+                tokens.push_back(*token);
+            else
+                for (const int id : encode(tokenizer, std::get<const char*>(part))) tokens.push_back(id);
+        return tokens;
+    };
+    CHECK(encode_added(tokenizer, "") == std::vector<int>{});
+    CHECK(encode_added(tokenizer, "the <a") == encode(tokenizer, "the <a"));
+    CHECK(encode_added(tokenizer, "<|endoftext|>It") == with_text({tokenizer.end_of_text, "It"}));
+    CHECK(encode_added(tokenizer, "x<a><b>y<a>") == with_text({"x", AB, "y", A}));
+    CHECK(encode_added(tokenizer, "x \u00a0<l> y") == with_text({"x", L, " y"}));
+    CHECK(encode_added(tokenizer, "x <r> \n y") == with_text({"x ", R, "y"}));
+    CHECK(encode_added(tokenizer, "<r> <l> <l>") == with_text({R, L, L}));
+    CHECK(encode_added(tokenizer, "new<a> renewed") == with_text({N, A, " re", N, "ed"}));
+    CHECK(count_added(tokenizer, "new<a> renewed") == 3);
 }
 
 // A quadratic algorithm would take minutes.

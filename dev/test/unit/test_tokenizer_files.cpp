@@ -12,7 +12,8 @@
 
 static void check_equal(const Tokenizer& got, const Tokenizer& want) {
     CHECK(got.tokens == want.tokens);
-    CHECK(got.specials == want.specials);
+    CHECK(got.added == want.added);
+    CHECK(same_tokenizer(got, want));
     CHECK(got.end_of_text == want.end_of_text);
     CHECK(std::equal(got.byte_tokens, got.byte_tokens + 256, want.byte_tokens));
     REQUIRE(got.merges.size() == want.merges.size());
@@ -68,12 +69,14 @@ TEST_CASE("tokenizer.json may have merges as pairs, and may lack some fields") {
         check_equal(parse_tokenizer_json(replaced(text, field, ""), "test"), want);
 }
 
-TEST_CASE("tokenizer.json: other added tokens are kept and never encoded, and an empty token is accepted") {
+TEST_CASE("tokenizer.json: other added tokens are kept, and an empty token is accepted") {
     std::string text = replaced(small_json(), "\"<|endoftext|>\": 258", "\"<|endoftext|>\": 258,\n\"Ġ <pad>\": 259");
-    const std::string pad = R"({"id": 259, "content": "Ġ <pad>", "special": true},)";
+    const std::string pad = R"({"id": 259, "content": "Ġ <pad>", "special": true, "lstrip": true},)";
     text = replaced(text, "\"added_tokens\": [", "\"added_tokens\": [" + pad + R"({"id": 260, "content": "new"},)");
     const Tokenizer tokenizer = parse_tokenizer_json(text, "test");
-    CHECK(tokenizer.specials == std::vector<int>{258, 259, 260});
+    CHECK(tokenizer.added ==
+          std::vector<AddedToken>{{258}, {.id = 259, .lstrip = true}, {.id = 260, .special = false}});
+    CHECK(!same_tokenizer(tokenizer, parse_tokenizer_json(small_json(), "test")));
     CHECK(tokenizer.tokens[259] == "Ġ <pad>");
     CHECK(tokenizer.tokens[260] == "new");
     CHECK(encode(tokenizer, "new").size() == 3);
@@ -82,11 +85,23 @@ TEST_CASE("tokenizer.json: other added tokens are kept and never encoded, and an
         TemporaryDirectory folder;
         save_tokenizer(want, folder.path, 128);
         check_equal(load_tokenizer(folder.path), want);
-        if (want.specials.size() == 1) check_equal(load_tokenizer(folder / "vocab.json"), want);
+        if (want.added.size() == 1) check_equal(load_tokenizer(folder / "vocab.json"), want);
     }
     // merges.txt cannot express a merge of the empty token: its line would be a space and one token.
     CHECK_THROWS_WITH_AS(parse_tokenizer_json(replaced(with_empty, "\"ab c\"", "[\"\", \"ab\"]"), "test"),
                          "test: merge 2 uses token 259, which is empty", Error);
+}
+
+TEST_CASE("added_tokens.json of older directories adds its tokens") {
+    TemporaryDirectory folder;
+    save_tokenizer(tokenizer_from_merges({{64, 65}}), folder.path, 128);
+    std::filesystem::remove(folder / "tokenizer.json");
+    write_bytes(folder / "added_tokens.json", R"({"<b>": 259, "<a>": 258})");
+    const Tokenizer tokenizer = load_tokenizer(folder.path);
+    CHECK(tokenizer.vocab_size() == 260);
+    CHECK(encode_added(tokenizer, "<a>a<b>") == std::vector<int>{258, 64, 259});
+    write_bytes(folder / "added_tokens.json", R"({"<a>": 300})");
+    CHECK(contains(refusal([&] { load_tokenizer(folder.path); }), "has the id 300: ids must be 0 to 258"));
 }
 
 // Changes of small_json(), and what is said of the file then.
@@ -112,6 +127,8 @@ static const struct {
     {"\"!\": 0", "\"! \": 0", "token 0, \"! \", has a character that stands for no byte"},
     // An added token that is not in the vocabulary.
     {"\"content\": \"<|endoftext|>\"", "\"content\": 7", "an added token has no content"},
+    {"\"single_word\": false", "\"single_word\": true", "added token \"<|endoftext|>\" has single_word"},
+    {"\"lstrip\": false", "\"lstrip\": 1", "lstrip of an added token is 1, not true or false"},
     {"\"id\": 258", "\"id\": 257", "has the id 257, but the id 258 in the vocabulary"},
     {"\"added_tokens\": [", "\"added_tokens\": [{\"id\": 0, \"content\": \"!\"},", "no token for the byte 33"},
     // A merge that is not two tokens of the vocabulary, or occurs twice.
