@@ -211,8 +211,8 @@ static void finish_vocab(Tokenizer& tokenizer, const Ids& ids, const std::string
     tokenizer.end_of_text = end_of_text->second;
     tokenizer.added.push_back({tokenizer.end_of_text});
     std::ranges::stable_sort(tokenizer.added, {}, &AddedToken::id);
-    const auto twice = std::ranges::unique(tokenizer.added, {}, &AddedToken::id);
-    tokenizer.added.erase(twice.begin(), twice.end());
+    const auto same_id = [](const AddedToken& a, const AddedToken& b) { return a.id == b.id; };
+    tokenizer.added.erase(std::unique(tokenizer.added.begin(), tokenizer.added.end(), same_id), tokenizer.added.end());
     fill_tokens(tokenizer, ids, where);
     find_byte_tokens(tokenizer, ids, where);
 }
