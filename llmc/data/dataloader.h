@@ -34,7 +34,7 @@ struct Corpus {
     int T;
     int64_t tokens;  // in all files
     int64_t num_windows;
-    int vocab_size;  // of the shards of version 2; 0: there are none
+    int vocab_size;  // size that the shards of version 2 state; 0: there are none
     // Hash of the files' names (without folders) and sizes, and of a few pieces of their content. Comparing it shows
     // whether another rank, or a resumed run, has the same data.
     uint64_t fingerprint;

@@ -14,7 +14,7 @@ struct Shard {
     int64_t tokens;
     int bytes_per_token;  // 2 or 4
     uint64_t hash;        // sampled_hash of the content
-    int vocab_size = 0;   // of the tokenizer that made it; 0: unknown, version 1
+    int vocab_size = 0;   // size that a shard of version 2 states; 0: version 1
 };
 
 // Checks the magic, the version, and that the file has exactly the length that its header states. Fails with

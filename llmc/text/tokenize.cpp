@@ -136,7 +136,7 @@ static Tokenizer train_on(const TokenizeOptions& o, const std::vector<TextFile>&
 
 struct Encoded {
     std::vector<int> train, val;
-    int64_t added = 0;  // times that the text has an added token's
+    int64_t added = 0;  // number of added tokens whose text was met
 };
 
 struct Totals {

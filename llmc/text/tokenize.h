@@ -9,7 +9,7 @@ struct TokenizeOptions {
     std::string output;               // folder, created if missing; refused if it has shards and replace is false
     bool replace = false;             // delete the shards that output already has, when the new ones are complete
     std::string tokenizer;            // directory or file, see load_tokenizer()
-    bool special_tokens = false;      // the text of an added token, such as <|endoftext|>, is that token
+    bool special_tokens = false;      // read "<|endoftext|>", and the text of other added tokens, as tokens
     int train_bpe = 0;                // instead of tokenizer: size of a vocabulary to train on all of the text
     double val_fraction = 0.05;       // fraction of the text to hold out, up to 0.5 (text_reader.h); 0: none
     int64_t val_tokens = 0;  // instead of val_fraction: hold out the first tokens, as llm.c's scripts do; 0: off

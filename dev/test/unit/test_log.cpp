@@ -88,6 +88,10 @@ TEST_CASE("the step line has all columns, without those that a narrow terminal h
           std::pair(60, "step 2999/3000 | loss  3.8121 | 3745k tok/s | eta 43m"),
           std::pair(30, "step 2999/3000 | loss  3.8121")})
         CHECK(step_line(o, record(2999), 3745000, 2570, size_t(width)) == line);
+    StepRecord not_finite = record(2999);
+    not_finite.loss = -std::nanf("");
+    const std::string line_of_nan = step_line(steps(3000), not_finite, 1509, 2570);
+    CHECK(line_of_nan.find("loss     nan") != line_of_nan.npos);  // printf would print -nan
     CHECK(step_line(steps(3000), record(2999), 1509, 2570) ==
           "step 2999/3000 | loss  3.8121 | norm   0.41 | lr 5.93e-04 |   140.0 ms |  1509 tok/s | eta 43m");
 }

@@ -157,6 +157,7 @@ TEST_CASE("a pattern gives sorted names, may be a plain file, and must match one
     CHECK(glob_files((dir / "val_*.bin") + "\n" + (dir / "train_*.bin"), "-i") ==
           Names{dir / "train_02.bin", dir / "train_10.bin", dir / "val_00.bin"});
     CHECK(refusal([&] { names("nothing_*.bin"); }).starts_with("66 --train-data '"));
+    CHECK(contains(refusal([&] { names("run[1]/*.bin"); }), "write a [ in a name as \\["));
     CHECK(contains(refusal([&] { names("."); }), "is a folder"));
 
     write_bytes(dir / "train_01.bin.tmp", "");  // a shard that is not finished
