@@ -5,7 +5,6 @@
 // (model/gpt2.h) on each micro-batch, then the optimizer (train/optimizer.h) updates the weights.
 #include <algorithm>
 #include <chrono>
-#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -167,7 +166,9 @@ static void start_device(const Options& o, const Launch& launch) {
     choose_attention(o.cudnn != "off", o.deterministic != "off");
     const int cores = int(sysconf(_SC_NPROCESSORS_ONLN)), own = omp_get_num_procs(), ranks = launch.local_world_size;
     const bool chosen = ranks <= 1 || getenv("OMP_NUM_THREADS");
-    device_init(launch.local_rank, chosen ? 0 : own < cores ? own : std::max(1, cores / ranks));  // 0: OpenMP's number
+    const int threads = chosen ? omp_get_max_threads() : own < cores ? own : std::max(1, cores / ranks);
+    check_threads(threads);
+    device_init(launch.local_rank, threads);
 }
 
 // Returns the dtype of weights and activations with --precision. Refuses fp8 on a GPU that has none.
@@ -181,8 +182,6 @@ static Dtype compute_dtype(const Options& o) {
 }
 
 static int run_command(const Options& o, char** argv, const Launch& launch, std::unique_ptr<Comm>& comm) {
-    const int threads = omp_get_max_threads(), most = 4096;
-    ENSURE(threads <= most, "OMP_NUM_THREADS=%d is more than %d threads; set it to the number of cores", threads, most);
     if (o.command == Command::tokenize) return run_tokenize(o, launch);  // no model, no device
     const bool plans = o.command == Command::plan;
     if (plans && launch.rank > 0) return 0;  // rank 0 plans for all
@@ -191,6 +190,7 @@ static int run_command(const Options& o, char** argv, const Launch& launch, std:
     start_device(o, launch);
     const auto watchdog = std::make_shared<Watchdog>(plans ? 0.0 : o.timeout, launch.rank, launch.world_size);
     comm = make_comm(plans ? Launch() : launch, watchdog);
+    check_same_command(*comm, o.command);
     const Dtype dtype = compute_dtype(o);
     if (plans) return run_plan(o, dtype, launch);
     if (o.command == Command::generate) return run_generate(o, dtype, *comm);
@@ -205,7 +205,6 @@ int main(int argc, char** argv) {
     std::unique_ptr<Comm> comm;
     try {
         prepare_standard_streams();
-        signal(SIGXFSZ, SIG_IGN);  // beyond `ulimit -f`, write() then fails with EFBIG: a failed save, not a killed run
         const Options options = parse_options(argc, argv);
         if (options.command == Command::help) {
             print_stdout(options.text);

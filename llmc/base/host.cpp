@@ -4,11 +4,18 @@
 #include <sched.h>
 #include <unistd.h>
 #include <sys/resource.h>
+#if defined(__linux__)
+#include <malloc.h>
+#endif
 
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
+#include <latch>
 #include <sstream>
+#include <system_error>
+#include <thread>
+#include <vector>
 
 int openmp_threads() {
     int threads = 1;
@@ -16,6 +23,23 @@ int openmp_threads() {
 #pragma omp single
     threads = omp_get_num_threads();
     return threads;
+}
+
+void check_threads(int threads) {
+    constexpr int most = 4096;
+    ENSURE(threads <= most, "OMP_NUM_THREADS=%d is more than %d threads; set it to the number of cores", threads, most);
+    std::vector<std::thread> others;
+    std::latch end(1);
+    try {
+        while (int(others.size()) + 1 < threads) others.emplace_back([&] { end.wait(); });
+    } catch (const std::system_error&) {  // as many as there are is the answer
+    }
+    end.count_down();
+    for (std::thread& thread : others) thread.join();
+    const int can = int(others.size()) + 1;
+    ENSURE(can == threads,
+           "%d threads are wanted, and %d can be started (ulimit -u, ulimit -v); set OMP_NUM_THREADS=%d", threads, can,
+           can);
 }
 
 #if defined(__linux__)
@@ -45,6 +69,11 @@ void bind_threads() {
 void yield_to_training() {
     if (CPU_COUNT(&process_cores)) sched_setaffinity(0, sizeof process_cores, &process_cores);
     setpriority(PRIO_PROCESS, id_t(gettid()), 10);
+}
+
+// glibc reserves 64 MiB of addresses for each thread that allocates. Under `ulimit -v` all threads share one heap.
+__attribute__((constructor)) static void limit_heaps() {
+    if (address_space().limit < INT64_MAX) mallopt(M_ARENA_MAX, 1);
 }
 #else
 void bind_threads() {}
@@ -124,5 +153,7 @@ int64_t host_bytes_left() {
 }
 
 int64_t host_bytes_free(int processes) {
-    return std::max<int64_t>(0, std::min(host_bytes_left() / processes, address_space().left) - HOST_BYTES_KEPT);
+    constexpr int64_t stacks = 20 << 20;  // of the threads that load data and write checkpoints
+    return std::max<int64_t>(0,
+                             std::min(host_bytes_left() / processes - HOST_BYTES_KEPT, address_space().left - stacks));
 }

@@ -26,6 +26,8 @@ int64_t host_bytes_left();
 // Returns the bytes that each of `processes` processes of this machine can still allocate, apart from HOST_BYTES_KEPT.
 int64_t host_bytes_free(int processes = 1);
 
+// Refuses more threads than this process can start: OpenMP would end it with a message of its own.
+void check_threads(int threads);
 // Returns the number of threads of a parallel region. It depends on OMP_NUM_THREADS, OMP_THREAD_LIMIT and the cores
 // that the process may use, so it is measured in a region.
 int openmp_threads();

@@ -18,6 +18,7 @@ void prepare_standard_streams() {
             fail(EXIT_IO, "standard stream %d is closed, and /dev/null cannot be opened instead: %s", fd,
                  strerror(errno));
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN);  // beyond `ulimit -f`, write() then fails with EFBIG: a failed save, not a killed run
     setvbuf(stdout, nullptr, _IOLBF, 1 << 16);
 }
 

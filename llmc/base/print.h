@@ -8,8 +8,8 @@
 #include "base/common.h"
 
 // Call this first in main, before any file is opened or text printed. Standard streams that the caller closed become
-// /dev/null; otherwise the next opened file would take their descriptor and receive their output. A broken pipe becomes
-// an error of write instead of a signal. stdout is line-buffered.
+// /dev/null; otherwise the next opened file would take their descriptor and receive their output. A broken pipe, and a
+// file that is longer than ulimit -f, become errors of write instead of signals. stdout is line-buffered.
 void prepare_standard_streams();
 
 // Prints all of the text on stdout, or fails with EXIT_IO. Use it for results that are written nowhere else; the output

@@ -18,6 +18,11 @@ static int generate_text(const Options& o, Comm& comm) {
     std::vector<int> prompt = {tokenizer.end_of_text};
     if (!o.prompt.empty()) prompt = encode_added(tokenizer, o.prompt);
     check_prompt(prompt, source.config.max_T);  // before the prompt is printed
+    const int kept = o.keep_prompt ? int(prompt.size()) : 0;
+    ENSURE(kept <= source.config.max_T / 2,
+           "--keep-prompt with a prompt of %d tokens leaves less than half of the context of %d to new text; shorten "
+           "the prompt",
+           kept, source.config.max_T);
     compare_ranks(comm, o, source, nullptr);
     GPT2<floatX> model(source.config, Purpose::generate, 1, source.config.max_T, shard_of(groups.tp));
     load_model(model, source, comm, groups.tp);
@@ -34,12 +39,15 @@ static int generate_text(const Options& o, Comm& comm) {
         };
         print(o.prompt);
         int64_t number = 0;
-        generate(model, prompt, o.max_tokens, sampler, uint64_t(i), [&](int token) {
-            comm.reached("token", number++);
-            if (token == tokenizer.end_of_text) return false;
-            print(tokenizer.tokens[token]);
-            return true;
-        });
+        generate(
+            model, prompt, o.max_tokens, sampler, uint64_t(i),
+            [&](int token) {
+                comm.reached("token", number++);
+                if (token == tokenizer.end_of_text) return false;
+                print(tokenizer.tokens[token]);
+                return true;
+            },
+            kept);
         print(i + 1 < o.num_samples ? "\n---\n" : "\n");
     }
     comm.reached("the end");

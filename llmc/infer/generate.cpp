@@ -18,7 +18,7 @@ static std::vector<float> logits_of_row(GPT2<floatX>& model, int row) {
 
 template <class floatX>
 void generate(GPT2<floatX>& model, const std::vector<int>& prompt, int max_tokens, Sampler& sampler, uint64_t text,
-              const std::function<bool(int token)>& emit) {
+              const std::function<bool(int token)>& emit, int kept) {
     check_prompt(prompt, model.T);
     std::vector<int> context = prompt;
     DeviceBuffer<int> tokens(model.T, "the prompt");
@@ -36,7 +36,7 @@ void generate(GPT2<floatX>& model, const std::vector<int>& prompt, int max_token
         if (!emit(token) || i + 1 == max_tokens) return;
         context.push_back(token);
         const bool is_full = int(context.size()) > model.T;
-        if (is_full) context.erase(context.begin(), context.end() - (model.T + 1) / 2);
+        if (is_full) context.erase(context.begin() + kept, context.end() - (model.T - kept + 1) / 2);
         if (is_full || !model.keeps_keys()) {
             logits = read_context();
             continue;
@@ -48,6 +48,6 @@ void generate(GPT2<floatX>& model, const std::vector<int>& prompt, int max_token
 }
 
 template void generate<float>(GPT2<float>&, const std::vector<int>&, int, Sampler&, uint64_t,
-                              const std::function<bool(int)>&);
+                              const std::function<bool(int)>&, int);
 template void generate<bf16>(GPT2<bf16>&, const std::vector<int>&, int, Sampler&, uint64_t,
-                             const std::function<bool(int)>&);
+                             const std::function<bool(int)>&, int);

@@ -10,8 +10,9 @@
 // Refuses a prompt that is empty or longer than the model's T. The error names the option that it came from.
 void check_prompt(const std::vector<int>& prompt, int T, const char* option = "--prompt");
 // Continues the prompt (1 to model.T tokens) by up to max_tokens tokens. emit is called with each token and returns
-// false to stop. When the context is full, its second half becomes the new prompt and generation continues. The model
-// needs Purpose::generate or train, and B of at least 1. `text` numbers the random draws (sampler.h).
+// false to stop. When the context is full, its first `kept` tokens (less than model.T) and the newer half of the others
+// become the new prompt, and generation continues. The model needs Purpose::generate or train, and B of at least 1.
+// `text` numbers the random draws (sampler.h).
 template <class floatX>
 void generate(GPT2<floatX>& model, const std::vector<int>& prompt, int max_tokens, Sampler& sampler, uint64_t text,
-              const std::function<bool(int token)>& emit);
+              const std::function<bool(int token)>& emit, int kept = 0);

@@ -12,6 +12,7 @@
 
 #include "base/common.h"
 #include "base/files.h"
+#include "base/host.h"
 #include "base/print.h"
 #include "data/shard.h"
 #include "text/text_reader.h"
@@ -264,6 +265,7 @@ int tokenize(const TokenizeOptions& o) {
     check_options(o);
     const CorpusRules rules{o.split, o.text_key, o.val_tokens > 0 ? 0.0 : o.val_fraction};
     const int threads = o.threads > 0 ? o.threads : omp_get_max_threads();
+    check_threads(threads);
     const std::vector<TextFile> files = find_text_files(o.inputs);
     const int64_t bytes = check_files(files);
     make_directories(o.output);

@@ -21,6 +21,8 @@
 
 static constexpr const char* command_names[] = {"train", "generate", "eval", "plan", "tokenize", "help"};
 
+const char* command_name(Command command) { return command_names[int(command)]; }
+
 // Options and commands of version 0.2.0, which go from this table after 0.3.0, and options of nanoGPT and llm.c.
 static constexpr struct {
     const char *names, *use;

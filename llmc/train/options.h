@@ -82,6 +82,7 @@ struct Options {
     // generate
     std::string prompt;
     int max_tokens = 256, num_samples = 1;
+    bool keep_prompt = false;
     double temperature = 0.8;  // 0: the likeliest token
     int top_k = 200;           // 0: off
     double top_p = 1.0;        // 1: off
@@ -102,6 +103,7 @@ struct Options {
 // replacement for options of older versions and of nanoGPT, and the nearest option for unknown ones.
 Options parse_options(int argc, const char* const* argv);
 
+const char* command_name(Command command);
 std::string run_toml(const Options& options);      // the content of OUTPUT/run.toml
 std::string options_json(const Options& options);  // all options of the command as a JSON object
 // Returns the options that differ from those of the run that is resumed and may not: "--lr 0.001 (was 0.0006)".

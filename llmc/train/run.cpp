@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <filesystem>
 #include <limits>
 #include <set>
@@ -288,6 +289,13 @@ void check_same(const std::vector<std::string>& rank_infos) {
     }
 }
 
+void check_same_command(Comm& comm, Command command) {
+    const std::vector<std::string> names = comm.all_gather_text(command_name(command));
+    for (size_t rank = 1; rank < names.size(); rank++)
+        ENSURE(names[rank] == names[0], "rank %zu runs %s, and rank 0 runs %s: start all ranks with one command", rank,
+               names[rank].c_str(), names[0].c_str());
+}
+
 // Called by all ranks. Refuses ranks that differ in a field or in an option. Returns the objects of all ranks.
 static std::vector<json> compare(Comm& comm, const Options& o, json own) {
     const json options = parse_json_object(options_json(o), "the options");
@@ -351,6 +359,10 @@ static std::vector<std::string> lock_output(Run& run) {
     return notes;
 }
 
+static Schedule schedule_of(const Options& o) {
+    return make_schedule(o.schedule, o.lr, o.final_lr_fraction, o.warmup_steps, o.steps);
+}
+
 static void open_data(Run& run) {
     Options& o = run.options;
     const int T = run.batch.T;
@@ -361,7 +373,7 @@ static void open_data(Run& run) {
     if (!o.val_data.empty() && o.val_every > 0) run.data.val = open_corpus(o.val_data, "--val-data", T);
     check_vocabulary(run.data.val, "--val-data", run.start, o);
     resolve_steps(o, run.data.train.num_windows / (run.batch.tokens_per_step / T));
-    run.schedule = make_schedule(o.schedule, o.lr, o.final_lr_fraction, o.warmup_steps, o.steps);
+    run.schedule = schedule_of(o);
 }
 
 // Returns the first line of log.jsonl.
@@ -405,6 +417,21 @@ static void compare_data(const Run& run, const TrainerState& state, Log& log) {
                      " data differ from those of the checkpoint; training continues at the same position");
 }
 
+// Says how the changed options of a resumed run change the learning rate; "" if they do not.
+static std::string describe_rate(const Run& run, const TrainerState& state) {
+    Options before = run.options;
+    const json saved = parse_json_object(state.options, "the options in trainer.json");
+    before.steps = saved.value("steps", before.steps);
+    before.lr = saved.value("lr", before.lr);
+    before.schedule = saved.value("schedule", before.schedule);
+    before.warmup = saved.value("warmup", before.warmup);
+    before.final_lr_fraction = saved.value("final-lr-fraction", before.final_lr_fraction);
+    resolve_steps(before, 0);
+    const double was = learning_rate(schedule_of(before), state.step), now = learning_rate(run.schedule, state.step);
+    if (std::fabs(now - was) <= 0.01 * was) return "";
+    return format("; the learning rate goes on with %.2e, and would have gone on with %.2e", now, was);
+}
+
 static void open_log(Run& run, const Launch& launch, const DeviceInfo& device, const std::vector<json>& ranks,
                      const std::string& command_line, std::unique_ptr<Log>& log) {
     Options& o = run.options;
@@ -420,7 +447,7 @@ static void open_log(Run& run, const Launch& launch, const DeviceInfo& device, c
     // The weights of an older checkpoint than the newest are a reason for a warning.
     for (const std::string& line : run.start.notes) run.start.weights.empty() ? log->note(line) : log->warn(line);
     if (const std::string changed = changed_options(o); resumes && !changed.empty())
-        log->warn("changed since the checkpoint: " + changed);
+        log->warn("changed since the checkpoint: " + changed + describe_rate(run, state));
     if (resumes) compare_data(run, state, *log);
     for (const Shard& shard : run.data.val.shards)
         for (const Shard& other : run.data.train.shards)

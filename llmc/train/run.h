@@ -41,6 +41,9 @@ struct Run {
 Run prepare_run(const Options& options, const Launch& launch, Comm& world, Dtype dtype, const std::string& command_line,
                 std::unique_ptr<Log>& log);
 
+// Called by all ranks, before any other collective.
+void check_same_command(Comm& comm, Command command);
+
 // Finds where train and plan start: --resume, else --init, else the shape that the options ask for. The tokenizer is
 // --tokenizer, or the one in the directory of the weights, or the one beside the data. Data of another tokenizer are
 // refused, unless --allow-other-tokenizer is given.

@@ -6,6 +6,7 @@
 
 #include "base/common.h"
 #include "base/device.h"
+#include "base/files.h"
 #include "base/host.h"
 
 bool saves_checkpoints(const Options& o) { return o.checkpoint_every > 0 && !o.output.empty(); }
@@ -104,7 +105,8 @@ std::string Saver<floatX>::allocate_copy() {
 template <class floatX>
 std::string Saver<floatX>::last_checkpoint() const {
     if (saved_step < 0) return "there is no checkpoint";
-    return "the last good checkpoint is " + checkpoint_directory(run.options.output, saved_step);
+    const std::string dir = checkpoint_directory(run.options.output, saved_step);
+    return is_directory(dir) ? "the last good checkpoint is " + dir : dir + " is no longer there";
 }
 
 // Logs a save that has ended. last: no later save can replace it if it has failed.

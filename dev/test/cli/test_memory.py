@@ -5,7 +5,7 @@ import os
 import re
 
 import pytest
-from harness import PROGRAM, no_mpi_because, refused, run, train, train_command
+from harness import PROGRAM, Run, execute, no_mpi_because, refused, run, train, train_command
 
 # The embedding makes this model so large that the memory of the program and its libraries, 20 MB, hardly counts.
 LARGE = "--heads 12 --channels 768 --vocab-size 50257 --micro-batch 1 --global-batch 0 --steps 1 --warmup 0"
@@ -66,3 +66,29 @@ def test_too_little_memory_refuses_a_run_and_its_resume_and_changes_no_checkpoin
     before = checkpoints()
     refused(1, "no memory for ", limited(150000), train_command(options, "--steps 8 --resume", out=out, data=data))
     assert before and checkpoints() == before
+
+
+def test_a_run_under_any_ulimit_saves_all_checkpoints_or_ends_with_one_sentence(tmp_path, data):
+    codes, doubtful = [], 0
+    for kib in range(60000, 180000, 12000):
+        out = tmp_path / str(kib)
+        options = "--layers 2 --channels 256 --steps 6 --checkpoint-every 2 --keep 0 --quiet=0"
+        result = execute(limited(kib), train_command(options, out=out, data=data, val=False))
+        codes.append(result.code)
+        assert result.code in (0, 1) and "bad_alloc" not in result.err, result
+        if result.code == 0:
+            assert [Run(out).latest(), len(list(out.glob("step_*")))] == ["step_000006", 3]
+            doubtful += "does not fit" in result.out
+        else:
+            assert len(result.errors) == 1
+    assert codes == sorted(codes, reverse=True) and set(codes) == {0, 1}
+    assert doubtful <= 2  # the plan is cautious by 24 MB at most
+
+
+def test_threads_that_cannot_be_started_are_refused_with_the_number_that_can(tmp_path, data):
+    command = train_command("--steps 1", out=tmp_path / "run", data=data)
+    many = {"OMP_NUM_THREADS": 1000}
+    error = refused(2, "1000 threads are wanted, and ", limited(2000000), command, env=many).errors[0]
+    can = re.search("set OMP_NUM_THREADS=([0-9]+)$", error)[1]
+    assert 1 < int(can) < 300
+    refused(2, "OMP_NUM_THREADS=5000 is more than 4096 threads", command, env={"OMP_NUM_THREADS": 5000})

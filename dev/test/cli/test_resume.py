@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from harness import Run, assert_same_run, close, train, train_command
+from harness import Run, assert_same_run, close, run, train, train_command
 
 FORMS = {
     "fp32": "--precision fp32",
@@ -135,6 +135,14 @@ def test_a_signal_leaves_a_validation_and_saves_its_step(step, train_in_backgrou
     assert ("there is nothing to save" in process.output) == (step == 0)
     train(*options, "--resume", out=run, data=data)
     assert_same_run(train(*options, out=tmp_path / "whole", data=data), run, 4)
+
+
+def test_more_steps_for_a_finished_run_say_both_learning_rates(tmp_path, data):
+    out = train("--steps 4 --warmup 0 --lr 1e-3", out=tmp_path / "run", data=data)
+    longer = run(train_command("--resume --steps 8 --warmup 0 --lr 1e-3", out=out, data=data))
+    # The cosine from 1 to 0.1 of the rate is at step 4 of 0 to 7.
+    assert ("changed since the checkpoint: --steps 8 (was 4); the learning rate goes on with 4.50e-04, and would have "
+            "gone on with 1.00e-04") in longer.err
 
 
 @pytest.mark.parametrize("loss, code", [("cut", 65), ("removed", 66)])

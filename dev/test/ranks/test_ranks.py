@@ -136,6 +136,11 @@ def test_ranks_with_other_options_are_refused(text, options, never):
     ranks_refuse(text, each_rank(*(never(*own) for own in options)))
 
 
+def test_ranks_of_different_commands_are_refused(never):
+    ranks_refuse("rank 1 runs eval, and rank 0 runs train: start all ranks with one command",
+                 each_rank(never(), [str(PROGRAM), *"eval --init x --val-data x".split()]))
+
+
 @pytest.mark.parametrize("text, n, options", [
     ("--global-batch 1000 is not a multiple of 128 tokens = --micro-batch 1 x --seq-len 64 x 2 ranks; try", 2,
      "--global-batch 1000"),

@@ -4,7 +4,9 @@
 
 #include <doctest/doctest.h>
 
+#include <cmath>
 #include <iterator>
+#include <random>
 #include <set>
 #include <sstream>
 #include <string>
@@ -18,15 +20,19 @@
 #include "support/refusal.h"
 #include "support/temporary.h"
 
+static std::vector<const char*> pointers(const std::vector<std::string>& words) {
+    std::vector<const char*> pointers;
+    for (const std::string& word : words) pointers.push_back(word.c_str());
+    return pointers;
+}
+
 // rows: arguments, which blanks separate, and a part of the message.
 static void expect_refused(const std::string& first_words,
                            const std::vector<std::pair<std::string, std::string>>& rows) {
     for (const auto& [more_words, message_part] : rows) {
         std::istringstream text(first_words + more_words);
         const std::vector<std::string> words{std::istream_iterator<std::string>(text), {}};
-        std::vector<const char*> arguments;
-        for (const std::string& word : words) arguments.push_back(word.c_str());
-        const std::string message = refusal(arguments), part = message_part;
+        const std::string message = refusal(pointers(words)), part = message_part;
         CHECK_MESSAGE(contains(message, part), message << " instead of " << part);
     }
 }
@@ -104,6 +110,75 @@ TEST_CASE("bad values, unknown options, and those of other trainers are refused,
                         {"--max_iters 5", "there is no --max_iters; use --steps"},
                         {"-m 5", "use --val-tokens"},
                         {"verify out", "use --resume or --init"}});
+}
+
+TEST_CASE("10,000 odd spellings of options are read, or refused in one sentence") {
+    const std::vector<std::vector<std::string>> commands = {{"-i", "x.bin"},
+                                                            {"plan"},
+                                                            {"generate", "--init", "d"},
+                                                            {"eval", "--init", "d", "-j", "x.bin"},
+                                                            {"tokenize", "x", "--output", "d", "--train-bpe", "300"}};
+    const std::vector<std::string> pieces = {"",
+                                             "-",
+                                             "--",
+                                             "=",
+                                             "0",
+                                             "1",
+                                             "-1",
+                                             "+7",
+                                             "e",
+                                             "e5",
+                                             "1e-320",
+                                             "1e999",
+                                             "0x1p",
+                                             "nan",
+                                             "inf",
+                                             ".",
+                                             "1_0",
+                                             "\xff",
+                                             "\n",
+                                             " ",
+                                             "auto",
+                                             "all",
+                                             "on",
+                                             "~/x",
+                                             "[1]",
+                                             "{a,b",
+                                             "2.5",
+                                             "'",
+                                             "\"",
+                                             "fp32",
+                                             "none",
+                                             "\xc2\xb2",
+                                             "\\",
+                                             "|",
+                                             "%s",
+                                             "false",
+                                             "922337203685477",
+                                             "5808"};
+    std::vector<nlohmann::json> options;
+    for (const auto& words : commands) options.push_back(settings(parse(pointers(words))));
+    std::mt19937 random(36);
+    int accepted = 0;
+    for (int i = 0; i < 10000; i++) {
+        const size_t c = random() % commands.size();
+        std::vector<std::string> words = commands[c];
+        std::string option = "--" + std::next(options[c].begin(), int(random() % options[c].size())).key(), value;
+        if (random() % 8 == 0) option.insert(random() % option.size(), pieces[random() % pieces.size()]);
+        for (auto count = random() % 3; count > 0; count--) value += pieces[random() % pieces.size()];
+        words.push_back(random() % 2 ? option + "=" + value : option);
+        if (words.back() == option) words.push_back(value);
+        CAPTURE(words.back());
+        CAPTURE(option);
+        const std::string refused = refusal([&] {
+            for (const auto& setting : settings(parse(pointers(words))))
+                CHECK((!setting.is_number_float() || std::isfinite(setting.get<double>())));
+            accepted++;
+        });
+        const bool reads_file = contains(option, "config") || contains(option, "resume");
+        CHECK((refused.empty() || refused.starts_with("2 ") || (reads_file && refused.starts_with("6"))));
+    }
+    CHECK((accepted > 1000 && accepted < 9000));
 }
 
 TEST_CASE("options that contradict each other or need another one are refused") {
