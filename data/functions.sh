@@ -159,11 +159,19 @@ choose_windows() {
     fi
 }
 
+# without_options: prints the lines of stdin that come before the first option.
+without_options() { sed '/^--/,$d'; }
+
 # tokenize OUT INPUT... OPTIONS...: makes shards in OUT, unless they were made from the same files with the same
-# options. The program deletes older shards, because it knows whether another process is writing there.
+# options. Never replaces shards of other files. The program deletes older shards, because it knows whether another
+# process is writing there.
 tokenize() {
-    local out=$1 stamp
+    local out=$1 stamp sources
     shift
+    sources=$(printf '%s\n' "$@" | without_options)
+    if has_shards "$out" && [ "$sources" != "$(without_options 2>/dev/null <"$out/made_of")" ]; then
+        die "$out has shards of another text; give another --out, or remove that folder"
+    fi
     stamp=$(printf '%s\n' "$@"; for input in "$@"; do
         if [ -e "$input" ]; then find -L "$input" -type f -printf '%p %s %T@\n' | sort; fi
     done)
@@ -173,7 +181,7 @@ tokenize() {
     fi
     find_program
     mkdir -p "$out"
-    rm -f "$out/made_of"
+    printf '%s\n--incomplete\n' "$sources" >"$out/made_of"
     local status=0
     "$program" tokenize "$@" --output "$out" --replace || status=$?
     if [ $status = 65 ] && [[ " $* " == *" --train-bpe "* ]]; then

@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
-# text.sh FILE|DIR... [--out DIR] [--vocab N]: makes train and val shards from your own text: text files, .jsonl files
-# and folders of them. Trains a vocabulary of N tokens on the text (default: 512 to 16384, depending on its size).
+# text.sh FILE|DIR... [--out DIR] [--vocab N | --tokenizer DIR]: makes train and val shards from your own text: text
+# files, .jsonl files and folders of them. Trains a vocabulary of N tokens on the text (default: 512 to 16384, depending
+# on its size), or uses the tokenizer in DIR.
 set -euo pipefail
 caller=$PWD
 cd "$(dirname "$0")/.."
 # shellcheck source=data/functions.sh
 source data/functions.sh
 
-out="" vocab=""
-parse_arguments 1000000 "out vocab" "$@"
+out="" vocab="" tokenizer=""
+parse_arguments 1000000 "out vocab tokenizer" "$@"
+[ -z "$vocab" ] || [ -z "$tokenizer" ] || bad_usage "--vocab trains a tokenizer and --tokenizer names one; give one"
 [ ${#operands[@]} -gt 0 ] || bad_usage "name a file or folder of text"
 inputs=()
 for input in "${operands[@]}"; do
@@ -29,7 +31,11 @@ out=${out#"$PWD"/}
 bytes=$(find -L "${inputs[@]}" -type f -printf '%s\n' | awk '{ sum += $1 } END { print sum + 0 }')
 [ "$bytes" -gt 0 ] || die "${inputs[*]}: there is no text in it"
 [ "$bytes" -ge 1000 ] || too_short "$bytes bytes"
-tokenize "$out" "${inputs[@]}" --train-bpe "${vocab:-$(suitable_vocab "$bytes")}"
+if [ -n "$tokenizer" ]; then
+    tokenize "$out" "${inputs[@]}" --tokenizer "$(cd "$caller" && realpath -m -- "$tokenizer")"
+else
+    tokenize "$out" "${inputs[@]}" --train-bpe "${vocab:-$(suitable_vocab "$bytes")}"
+fi
 
 choose_windows "$out"
 if [ "$windows" = "$book_windows" ]; then model=$small_model; else model=$few_pages_model; fi

@@ -54,6 +54,34 @@ def test_text_sh_refuses_a_text_that_is_too_short(text, options, message, tree, 
     fails(65, message, tree, "./text.sh", tmp_path / "text.txt", options)
 
 
+def test_text_sh_makes_the_shards_of_a_changed_text_anew_but_never_replaces_those_of_another_text(tree, tmp_path):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "my.txt").write_text(folder.upper() + README)
+
+    def text_sh(folder):
+        return execute(tree / "data/text.sh", tmp_path / folder / "my.txt", "--vocab 300")
+
+    shard = tree / "data/my/train_000001.bin"
+    assert text_sh("a").code == 0
+    first = shard.read_bytes()
+    other = text_sh("b")
+    assert other.code == 1 and "data/my has shards of another text; give another --out" in other.err
+    assert shard.read_bytes() == first
+    (tmp_path / "a/my.txt").write_text(README + "More.")
+    assert text_sh("a").code == 0 and shard.read_bytes() != first
+    (tree / "data/my/made_of").unlink()  # as if the shards were made by hand
+    assert "has shards of another text" in text_sh("a").err
+
+
+def test_text_sh_takes_an_existing_tokenizer(tree, tmp_path, data):
+    (tmp_path / "my.txt").write_text(README)
+    run(tree / "data/text.sh", "my.txt --tokenizer", data, cwd=tmp_path)
+    assert (tree / "data/my/merges.txt").read_text() == (data / "merges.txt").read_text()
+    both = execute(tree / "data/text.sh", "my.txt --vocab 300 --tokenizer", data, cwd=tmp_path)
+    assert both.code == 2 and "--vocab trains a tokenizer and --tokenizer names one; give one" in both.err
+
+
 @pytest.mark.parametrize("name, content, message", [
     ("tokens.bin", b"\0" * 3, "3 bytes are not a whole number of 2-byte tokens"),
     ("tokens.npy", b"\x93NUMPY\x01\x00\x04\x00{]}\n", "its header is damaged"),
