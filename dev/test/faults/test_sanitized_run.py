@@ -27,7 +27,7 @@ def assert_clean(program, *options, data, out, env):
 def test_address_and_undefined_behavior(data, tmp_path, ranks, zero):
     if ranks > 1 and no_mpi_because():
         pytest.skip(no_mpi_because())
-    program = build_for("address,undefined", ["train_gpt2"]) / "train_gpt2"
+    program = build_for("address,undefined", "train_gpt2") / "train_gpt2"
     env = {"UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1", "ASAN_OPTIONS": f"detect_leaks={int(ranks == 1)}"}
     assert_clean(program, f"--ranks {ranks} --zero {zero}", data=data, out=tmp_path / "run", env=env)
 
@@ -38,7 +38,7 @@ def test_address_and_undefined_behavior(data, tmp_path, ranks, zero):
 @needs_clang
 @pytest.mark.parametrize("zero", [0, 1])
 def test_thread(data, tmp_path, zero):
-    program = build_for("thread", ["emulator/train_gpt2cu"], "clang++") / "emulator/train_gpt2cu"
+    program = build_for("thread", "emulator/train_gpt2cu") / "emulator/train_gpt2cu"
     options = f"--ranks 2 --zero {zero} --layers 1 --heads 1 --vocab-size 384 --micro-batch 1 --global-batch 32 " \
               "--precision fp32 --autotune off"
     suppressions = tmp_path / "suppressions"
