@@ -16,19 +16,21 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(7200)]
 FIRST = int(os.environ.get("HOSTILE_SEED", "1"))
 SEEDS = range(FIRST, FIRST + int(os.environ.get("HOSTILE_COUNT", "100")))
 ODD = ["", "-1", "0", "1e-320", "1e999", "nan", "-nan", "inf", "4294967296", "18446744073709551616", "0x10", "1_000",
-       "²", "\\", "\n", "~", "~/x", "/", "/dev/null", "/dev/zero", "[1]", "{a,b", "*", "%s%n", "<|endoftext|>", "\x1b[2J",
-       "auto", "all", "a" * 5000, "--", "-"]
+       "²", "\\", "\n", "~", "~/x", "/", "/dev/null", "/dev/zero", "[1]", "{a,b", "*", "%s%n", "<|endoftext|>",
+       "\x1b[2J", "auto", "all", "a" * 5000, "--", "-"]
 NUMBERS = [-1, 0, 0.5, 1 << 20, 1 << 31, 1 << 63, 1e308, "12", None, [], {}, True]
-TEXTS = ['"', '{"text": "\\ud800"}', '{"text": null}', '{"text": 7}', "[" * 3000, '{"a": 1}', "\0" * 9, "\xff\xfe"]
+TEXTS = ['"', '{"text": "\\ud800"}', '{"text": null}', '{"text": 7}', "[" * 3000, '{"a": 1}', "\0" * 9, "\xff"]
 COMMANDS = {  # and the files that may be damaged
     "train": (f"--train-data data/train_*.bin --val-data data/val_*.bin {TINY} --steps 2 --output new --sample-every 1 "
               "--sample-tokens 3", "data/*"),
-    "resume": ("--resume --output run --steps 34 --checkpoint-every 2 --keep 0", "run/run.toml run/latest run/step_000030/*"),
+    "resume": ("--resume --output run --steps 34 --checkpoint-every 2 --keep 0",
+               "run/run.toml run/latest run/step_000030/*"),
     "init": ("--init hf --train-data data/train_*.bin --steps 1 --warmup 0 --output '' --quiet", "hf/* data/*"),
     "generate": ("generate --init hf --max-tokens 3 --prompt 'the king'", "hf/*"),
     "eval": ("eval --init hf --val-data data/val_*.bin --val-tokens 64 -b 2", "hf/* data/*"),
     "plan": ("plan --train-data data/train_*.bin --layers 2 --heads 2 --channels 32 --seq-len 16 -d 64", "data/*"),
-    "tokenize": ("tokenize text.txt lines.jsonl --tokenizer data --output tokens --quiet", "data/* text.txt lines.jsonl"),
+    "tokenize": ("tokenize text.txt lines.jsonl --tokenizer data --output tokens --quiet",
+                 "data/* text.txt lines.jsonl"),
 }
 
 
@@ -92,7 +94,7 @@ def attack(command, rng, folder, options, env):
         env[rng.choice("OMP_NUM_THREADS CPU_ISA RANK WORLD_SIZE LOCAL_RANK MASTER_PORT SLURM_PROCID HOME LC_ALL TMPDIR "
                        "OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE".split())] = rng.choice(ODD)
     else:
-        limit = rng.choice(["ulimit -f 0", "ulimit -f 200", "ulimit -n 8", "ulimit -n 20", "exec <&-", "exec >&-"])
+        limit = rng.choice(["ulimit -f 8", "ulimit -f 200", "ulimit -n 8", "ulimit -n 20", "exec <&-", "exec >&-"])
         return options, limit, limit
     return options, "", kind
 
