@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <future>
 
 #include "base/common.h"
 #include "base/host.h"
@@ -49,7 +50,9 @@ void Watchdog::expire(double waited) const {
     const std::string hint = world_size > 1 ? "; look at the ranks that print no such line, or another place" : "";
     const std::string line = format("%serror: %sno progress for %.0f s (--timeout): %s%s\n", isatty(2) ? "\n" : "",
                                     who.c_str(), waited, where().c_str(), hint.c_str());
-    [[maybe_unused]] const ssize_t written = write(2, line.data(), line.size());  // stdio may be locked by what hangs
+    // stdio may be locked by what hangs, and nobody may read what is written.
+    const auto written = std::async(std::launch::async, [&] { return write(2, line.data(), line.size()); });
+    written.wait_for(std::chrono::duration<double>(LAST_WORDS));
     // The launcher ends the other ranks as soon as this one has ended.
     if (world_size > 1) std::this_thread::sleep_for(std::chrono::duration<double>(LAST_WORDS));
     _exit(EXIT_WATCHDOG);

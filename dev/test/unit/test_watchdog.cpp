@@ -2,6 +2,7 @@
 #include "parallel/watchdog.h"
 
 #include <doctest/doctest.h>
+#include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -29,6 +30,17 @@ static int end_of(pid_t pid) {
 }
 
 TEST_CASE("only a process without progress ends; time in which it was stopped does not count") {
+    const pid_t unread = start([] {
+        int ends[2];
+        if (pipe(ends) != 0 || fcntl(ends[1], F_SETFL, O_NONBLOCK) != 0) _exit(1);
+        while (write(ends[1], "x", 1) == 1) {
+        }
+        if (fcntl(ends[1], F_SETFL, 0) != 0) _exit(1);
+        dup2(ends[1], 2);  // nobody reads what the watchdog says
+        alarm(30);
+        Watchdog watchdog(1.0, 0, 1);
+        sleep_for(60);
+    });
     const pid_t hangs = start([] {
         Watchdog watchdog(1.0, 0, 1);
         sleep_for(60);
@@ -56,6 +68,7 @@ TEST_CASE("only a process without progress ends; time in which it was stopped do
     sleep_for(0.7);
     kill(stopped, SIGSTOP);
     CHECK(end_of(hangs) == EXIT_WATCHDOG);
+    CHECK(end_of(unread) == EXIT_WATCHDOG);
     CHECK(end_of(trains) == 0);
     CHECK(end_of(sums) == 0);
     kill(stopped, SIGCONT);
