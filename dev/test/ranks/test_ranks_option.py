@@ -5,9 +5,10 @@ import os
 import shutil
 import signal
 import time
+from pathlib import Path
 
 import pytest
-from harness import assert_same_run, ranks, ranks_of, refused, train, train_command
+from harness import assert_same_run, execute, ranks, ranks_of, refused, run, train, train_command
 from mpi import mpirun_says, wait_for_end_of
 
 ENDLESS = "--ranks 2 --steps 1000000 --checkpoint-every 100000"
@@ -47,6 +48,35 @@ def test_ranks_stay_on_this_machine_in_a_slurm_job_of_others(data):
     slurm = {"SLURM_JOB_ID": 5, "SLURM_JOBID": 5, "SLURM_NNODES": 2, "SLURM_NTASKS": 2, "SLURM_NODELIST": "h[1-2]",
              "SLURM_JOB_NODELIST": "h[1-2]", "SLURM_TASKS_PER_NODE": "1(x2)"}
     train(OPTIONS, "--ranks 2", out="", data=data, env=slurm)
+
+
+def listening(pid):
+    """Returns the sockets by which a process listens for TCP."""
+    tables = [Path(f"/proc/{pid}/net/{name}").read_text().splitlines() for name in ("tcp", "tcp6")]
+    lines = [line.split() for table in tables for line in table]
+    sockets = {f"socket:[{line[9]}]" for line in lines if line[3] == "0A"}
+    return sockets & {os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()}
+
+
+def network_of(pid):
+    return os.readlink(f"/proc/{pid}/ns/net")
+
+
+def test_strangers_reach_neither_mpirun_nor_the_ranks(job):
+    process, (mpirun, *pids) = job()
+    assert not any(map(listening, pids))
+    warned = "warning: mpirun listens on all addresses, for want of a network namespace" in process.output
+    assert (network_of(mpirun) == network_of(os.getpid())) == warned
+    assert {network_of(pid) for pid in pids} == {network_of(mpirun)}
+
+
+def test_ranks_start_where_no_network_can_be_made(data):
+    limited = ["unshare", "--user", "--map-root-user", "sh", "-c",
+               'echo 0 >/proc/sys/user/max_net_namespaces && exec "$@"', "sh"]
+    if execute(limited, "true").code != 0:
+        pytest.skip("namespaces cannot be limited here")
+    result = run(limited, train_command(OPTIONS, "--ranks 2", out="", data=data))
+    assert "warning: mpirun listens on all addresses" in result.err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
