@@ -36,6 +36,7 @@ CXXFLAGS  = -std=c++20 $(OPT) $(CONTRACT) $(INFO) $(WARN) $(OPENMP) $(INCLUDES) 
 # build/<config>: one folder for each set of options that changes the objects.
 CONFIG := $(or $(subst $(comma),+,$(SANITIZE)),release)$(if $(filter 1,$(DEBUG)),-debug)
 CONFIG := $(CONFIG)$(if $(filter 0,$(CUDNN)),-nocudnn)$(if $(filter 0,$(MPI)),-nompi)$(if $(filter 0,$(NCCL)),-nonccl)
+CONFIG := $(CONFIG)$(if $(filter 0,$(CRYPTO)),-nocrypto)
 CONFIG := $(CONFIG)$(if $(filter g++ c++,$(CXX)),,-$(notdir $(CXX)))
 GIVEN  := $(foreach flags,OPT CPPFLAGS LDFLAGS,$(if $(filter command environment,$(origin $(flags))),$($(flags))))
 CONFIG := $(CONFIG)$(if $(strip $(GIVEN)),-$(firstword $(shell echo '$(subst ','\'',$(GIVEN))' | cksum)))
@@ -63,6 +64,7 @@ FAST := $(FAST:%=llmc/%) $(basename $(wildcard llmc/cpu/*.cpp dev/bench/*.cpp))
 $(foreach folder,$(BUILD) $(BUILD)/cuda $(BUILD)/units,$(FAST:%=$(folder)/%.o)): OPT := $(call OPTIMIZE,-O3,-O1)
 
 $(patsubst %,$(BUILD)/llmc/cpu/%.o,avx2 avx512 avx512bf16 amx neon matmul_fp32): CONTRACT :=
+%/llmc/parallel/rendezvous.o: CXXFLAGS += $(if $(CRYPTO_FOUND),-DUSE_LIBCRYPTO $(CRYPTO_FLAGS))
 %/llmc/parallel/comm.o $(addprefix %/,$(MPI_SOURCES:.cpp=.o)): CXXFLAGS += $(MPI_FLAGS)
 
 # One source for each instruction set. The program chooses one when it starts (llmc/cpu/isa.h).
@@ -108,7 +110,7 @@ all: found train_gpt2 test_gpt2 $(if $(CUDA_WANTED),train_gpt2cu test_gpt2cu)
 	@$(if $(CUDA_WANTED),,echo "for the CPU only: $(NO_CUDA)")
 
 found:
-	@echo "$(FOUND)$(if $(SANITIZE), | sanitize $(SANITIZE))        leave one out: CUDA=0 CUDNN=0 NCCL=0 MPI=0"
+	@echo "$(FOUND)$(if $(SANITIZE), | sanitize $(SANITIZE))        leave one out: CUDA=0 CUDNN=0 NCCL=0 MPI=0 CRYPTO=0"
 
 # Made always: the link may be to the program of another folder, which is newer.
 train_gpt2 test_gpt2: %: $(BUILD)/% always
@@ -139,6 +141,11 @@ RENDEZVOUS := base/common base/files base/host base/json base/print base/xxhash 
 $(BUILD)/rendezvous_rank: $(BUILD)/dev/test/ranks/rendezvous_rank.o $(RENDEZVOUS:%=$(BUILD)/llmc/%.o)
 	$(call link)
 
+# The same without libcrypto. dev/test/ranks/test_secret.py tests that it refuses a secret.
+$(BUILD)/alone/rendezvous_rank: $(BUILD)/dev/test/ranks/rendezvous_rank.o $(BUILD)/alone/llmc/parallel/rendezvous.o \
+                                $(filter-out %/rendezvous.o,$(RENDEZVOUS:%=$(BUILD)/llmc/%.o))
+	$(call link)
+
 # A program that test_groups.py starts as ranks with groups, on the CPU and in the emulator.
 $(BUILD)/group_ranks: $(BUILD)/dev/test/ranks/group_ranks.o $(BUILD)/libllmc.a
 	$(call link)
@@ -153,7 +160,7 @@ $(BUILD)/alone/train_gpt2: $(BUILD)/train_gpt2.o $(BUILD)/alone/llmc/parallel/co
 	$(call link)
 
 $(BUILD)/alone/%.o: %.cpp $(RULES)
-	$(call compile,CXX   $< (without MPI),$(CXX) $(CXXFLAGS) -UUSE_MPI)
+	$(call compile,CXX   $< (without a library),$(CXX) $(CXXFLAGS) -UUSE_MPI -UUSE_LIBCRYPTO)
 
 $(BUILD)/units/%.o: %.cpp $(RULES)
 	$(call compile,CXX   $< (emulated units),$(CXX) $(CXXFLAGS))
@@ -171,7 +178,7 @@ include mk/fuzz.mk
 include mk/install.mk
 
 tests: $(TESTS) $(REPLAYS) $(UNITS_TESTS) $(BUILD)/test_gpt2 $(BUILD)/train_gpt2 $(BUILD)/alone/train_gpt2 \
-       $(BUILD)/rendezvous_rank $(BUILD)/group_ranks $(BUILD)/layouts
+       $(BUILD)/rendezvous_rank $(BUILD)/alone/rendezvous_rank $(BUILD)/group_ranks $(BUILD)/layouts
 bench: $(BENCHES)
 
 test:

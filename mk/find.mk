@@ -5,6 +5,7 @@ ARCH  := $(firstword $(subst -, ,$(shell $(CXX) -dumpmachine)))
 CROSS := $(filter-out $(ARCH),$(subst arm64,aarch64,$(shell uname -m)))
 CUDA  ?= $(if $(CROSS),0,auto)
 CUDNN ?= auto
+CRYPTO ?= auto
 MPI   ?= $(if $(CROSS),0,auto)
 NCCL  ?= auto
 
@@ -21,10 +22,10 @@ CPPFLAGS += -isystem $(LIBOMP_HOME)/include
 LDLIBS   := -L$(LIBOMP_HOME)/lib -Wl,-rpath,$(LIBOMP_HOME)/lib -lomp
 endif
 
-# $(call probe,HEADER): 1 if the compiler finds the header.
+# $(call probe,HEADER,FLAGS,LIBRARIES): 1 if the compiler finds the header, and the libraries.
 HASH  := \#
 probe = $(shell printf '$(HASH)if !__has_include(<$(1)>)\n$(HASH)error\n$(HASH)endif\nint main() {}\n' | \
-                $(CXX) -std=c++20 $(CPPFLAGS) -x c++ - -o /dev/null 2>/dev/null && echo 1)
+                $(CXX) -std=c++20 $(CPPFLAGS) $(2) -x c++ - -x none $(3) -o /dev/null 2>/dev/null && echo 1)
 need  = $(if $(call probe,$(1)),,$(error $(1) not found: apt-get install $(2) \
                                          (./scripts/quickstart.sh installs everything)))
 
@@ -119,6 +120,19 @@ GOMP   := $(filter /%,$(shell $(CXX) -print-file-name=libgomp.a))
 LDLIBS += $(if $(GOMP),$(GOMP) -ldl -Wl$(comma)--as-needed)
 endif
 
+# OpenSSL's libcrypto proves the secret of ranks that find each other by TCP. pkg-config names its folder, if it is not
+# where the compiler looks.
+ifneq ($(CRYPTO),0)
+CRYPTO_FLAGS := $(if $(CROSS),,$(shell pkg-config --cflags libcrypto 2>/dev/null))
+CRYPTO_LIBS  := $(or $(if $(CROSS),,$(shell pkg-config --libs libcrypto 2>/dev/null)),-lcrypto)
+ifneq ($(call probe,openssl/hmac.h,$(CRYPTO_FLAGS),$(CRYPTO_LIBS)),)
+CRYPTO_FOUND := libcrypto
+LDLIBS       += -Wl$(comma)--as-needed $(CRYPTO_LIBS) -Wl$(comma)--no-as-needed
+else ifeq ($(CRYPTO),1)
+$(error CRYPTO=1, but there is no libcrypto: apt-get install libssl-dev)
+endif
+endif
+
 # NCCL connects ranks with one GPU each. NCCL_HOME names another folder, like .../site-packages/nvidia/nccl.
 ifneq ($(NCCL),0)
 ifneq ($(NVCC),)
@@ -136,4 +150,5 @@ endif
 endif
 
 FOUND = $(shell $(CXX) --version | head -1) | $(ARCH) | $(or $(CUDA_FOUND),CUDA off) | \
-        cuDNN $(or $(CUDNN_FOUND),off) | $(or $(NCCL_FOUND),NCCL off) | $(or $(MPI_FOUND),Open MPI off)
+        cuDNN $(or $(CUDNN_FOUND),off) | $(or $(NCCL_FOUND),NCCL off) | $(or $(MPI_FOUND),Open MPI off) | \
+        $(or $(CRYPTO_FOUND),libcrypto off)

@@ -3,8 +3,8 @@
 # root or by sudo, without questions. Does nothing if all are installed.
 set -euo pipefail
 
-packages=(g++ make libcli11-dev doctest-dev nlohmann-json3-dev libxxhash-dev libopenmpi-dev openmpi-bin iproute2 curl
-          ca-certificates python3 python3-numpy python3-matplotlib "$@")
+packages=(g++ make libcli11-dev doctest-dev nlohmann-json3-dev libxxhash-dev libopenmpi-dev openmpi-bin libssl-dev
+          iproute2 curl ca-certificates python3 python3-numpy python3-matplotlib "$@")
 
 if ! command -v apt-get >/dev/null; then
     echo "install.sh: no apt-get here; make needs g++ (12 or newer) or clang++ (14), GNU make, CLI11, doctest,"

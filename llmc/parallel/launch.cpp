@@ -2,6 +2,7 @@
 
 #include <charconv>
 #include <cstdlib>
+#include <cstring>
 #include <ctime>
 #include <fstream>
 #include <limits>
@@ -140,6 +141,11 @@ Launch find_launch(const Environment& environment) {
     launch.mpi = launch.launcher == "mpirun";
     if (launch.launcher == "torchrun") add_torchrun(launch, variables);
     if (launch.launcher == "srun") add_srun(launch, variables);
+    const char* secret = environment("TRAIN_GPT2_SECRET");  // an empty one is refused, and not taken for none
+    if (secret && launch.world_size > 1 && !launch.mpi) launch.secret = secret;
+    ENSURE(!secret || strlen(secret) >= 16,
+           "TRAIN_GPT2_SECRET has %zu characters, and needs at least 16; openssl rand -hex 16 makes one",
+           strlen(secret));
     const bool alone = launch.launcher == "single";
     if (alone || (launch.launcher == "torchrun" && launch.world_size > 1))
         launch.incomplete = variables.incomplete({"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"});

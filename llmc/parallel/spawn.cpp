@@ -24,6 +24,7 @@
 #include "base/device.h"
 #include "base/print.h"
 #include "parallel/comm.h"
+#include "parallel/rendezvous.h"
 
 static constexpr unsigned SECONDS_TO_END = 10;  // from the failure of a rank until the others are killed
 
@@ -151,6 +152,8 @@ static int supervise(std::vector<pid_t> processes, bool mpirun, const sigset_t& 
 int spawn_processes(int count, char** argv) {
     const sigset_t signals = block_signals();
     const int port = 20000 + getpid() % 10000;  // rank 0 takes the first free port above it
+    setenv("NCCL_SOCKET_IFNAME", "lo", 0);
+    if (const std::string secret = make_secret(); !secret.empty()) setenv("TRAIN_GPT2_SECRET", secret.c_str(), 0);
     std::vector<pid_t> ranks;
     for (int rank = 0; rank < count; rank++)
         ranks.push_back(start(rank == 0 ? 0 : ranks[0], signals, [&] { become_rank(rank, count, port, argv); }));

@@ -36,17 +36,20 @@ def assert_joined(output, n, attempt=0):
     assert len({id for _, id in found}) == 1, output
 
 
-@pytest.mark.parametrize("agents, mode", [
-    (1, "--node_rank {agent} --master_addr {host} --master_port 29500"),
-    (2, "--node_rank {agent} --master_addr {host} --master_port 29500"),
-    (2, "--rdzv_backend c10d --rdzv_endpoint {host}:29400 --rdzv_id run")])
-def test_each_process_finds_its_rank_and_all_join(agents, mode, hosts, start):
+@pytest.mark.parametrize("agents, secret, mode", [
+    (1, None, "--node_rank {agent} --master_addr {host} --master_port 29500"),
+    (2, None, "--node_rank {agent} --master_addr {host} --master_port 29500"),
+    (2, "b1946ac92492d2347c6235b4d2611184", "--rdzv_backend c10d --rdzv_endpoint {host}:29400 --rdzv_id run")])
+def test_each_process_finds_its_rank_and_all_join(agents, secret, mode, hosts, start):
     group = hosts(agents)
     processes = [start(group.inside(i, TORCHRUN, f"--nnodes {agents} --nproc_per_node 3",
-                                    mode.format(host=group.names[0], agent=i), WHO_AND_JOIN)) for i in range(agents)]
+                                    mode.format(host=group.names[0], agent=i), WHO_AND_JOIN),
+                       env={"TRAIN_GPT2_SECRET": secret}) for i in range(agents)]
     assert [process.wait() for process in processes] == [0] * agents
     n = 3 * agents
-    assert_joined("".join(process.output for process in processes), n)
+    output = "".join(process.output for process in processes)
+    assert_joined(output, n)
+    assert output.count("rank 0 takes any process for a rank: trusted networks only") == (not secret)
     ranks = []
     for process, name in zip(processes, group.names):
         found = re.findall(rf"^torchrun, rank (\d+) of {n}, local rank (\d) of 3 on {name}$", process.output, re.M)

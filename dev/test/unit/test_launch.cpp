@@ -56,6 +56,18 @@ static const Variables srun = with(batch, {{"SLURM_STEP_ID", "0"},
                                            {"SLURM_LOCALID", "0"},
                                            {"SLURM_LAUNCH_NODE_IPADDR", "10.0.0.99"}});
 
+TEST_CASE("ranks that meet by TCP have the secret of the environment, which must be long") {
+    const Variables secret = {{"TRAIN_GPT2_SECRET", "0123456789abcdef"}};
+    CHECK(find(with(torchrun, secret)).secret == "0123456789abcdef");
+    CHECK(find(with(srun, secret)).secret == "0123456789abcdef");
+    CHECK(find(torchrun).secret == "");
+    CHECK(find(with(mpirun, secret)).secret == "");
+    for (const char* weak : {"", "0123456789abcde"})
+        CHECK(refusal([&] {
+                  find(with(torchrun, {{"TRAIN_GPT2_SECRET", weak}}));
+              }).starts_with("2 TRAIN_GPT2_SECRET has " + std::to_string(std::string(weak).size()) + " characters"));
+}
+
 TEST_CASE("each launcher is recognized, also among variables that other launchers left") {
     const std::string rank3 = "mpirun, rank 3 of 8, local rank 1 of 2", task2 = "srun, rank 2 of 4, local rank 0",
                       rank5 = "torchrun, rank 5 of 8, local rank 1 of 4@, restart 2", single = "single process",

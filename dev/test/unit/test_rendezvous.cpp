@@ -9,6 +9,8 @@
 #include <sys/time.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <string>
@@ -17,6 +19,7 @@
 
 #include "base/common.h"
 #include "support/refusal.h"
+#include "support/skip.h"
 
 constexpr int WINDOW = 16;  // ports above master_port, under torchrun
 
@@ -50,39 +53,50 @@ static int free_ports() {
     return next - WINDOW - 1;
 }
 
-// Connects to the port as soon as a rank listens there, and sends these bytes. Returns whether the other side closes
-// the connection within 15 s, after any data.
-static bool is_dropped(int port, const std::string& bytes) {
+// Connects to the port as soon as a rank listens there.
+static int connect_to(int port) {
     const sockaddr_in address = local_address(port);
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
-    while (connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
+    for (;;) {
+        const int fd = socket(AF_INET, SOCK_STREAM, 0);
+        const timeval limit = {15, 0};
+        setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+        if (connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0) return fd;
         close(fd);
         usleep(10000);
-        fd = socket(AF_INET, SOCK_STREAM, 0);
     }
-    send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
-    const timeval limit = {15, 0};
-    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
-    char buffer[256];
-    ssize_t got;
-    do got = recv(fd, buffer, sizeof(buffer), 0);
-    while (got > 0);
-    const bool dropped = got == 0 || errno == ECONNRESET;
+}
+
+// Returns what the other side sends before it ends the connection, within 15 s, or before `most` bytes.
+static std::string all_from(int fd, size_t most = 1000) {
+    std::string all(most, 0);
+    const ssize_t got = recv(fd, all.data(), most, MSG_WAITALL);
+    CHECK((got >= 0 || errno == ECONNRESET));
+    return all.substr(0, size_t(std::max<ssize_t>(0, got)));
+}
+
+static void send_to(int fd, const std::string& bytes) { send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL); }
+
+// What rank 0 says to a stranger that sends these bytes.
+static std::string answer_to(int port, const std::string& bytes) {
+    const int fd = connect_to(port);
+    send_to(fd, bytes);
+    const std::string answer = all_from(fd);
     close(fd);
-    return dropped;
+    return answer;
 }
 
 // ---- ranks
 
 // The ranks of a run.
-static std::vector<Launch> ranks(int world_size, int port, const char* launcher = "srun") {
+static std::vector<Launch> ranks(int world_size, int port, const char* launcher = "srun",
+                                 const std::string& secret = "") {
     std::vector<Launch> launches(static_cast<size_t>(world_size));
     for (int rank = 0; rank < world_size; rank++) {
         Launch& launch = launches[size_t(rank)];
         launch.launcher = launcher;
         launch.rank = rank, launch.world_size = world_size, launch.local_world_size = world_size;
         launch.master_addr = "127.0.0.1", launch.master_port = port;
-        launch.run_id = "a";
+        launch.run_id = "a", launch.secret = secret;
     }
     return launches;
 }
@@ -135,13 +149,88 @@ TEST_CASE("if the port is in use, rank 0 takes the next one under torchrun, and 
     close(fd);
 }
 
-TEST_CASE("foreign and silent connections are closed, and the ranks join") {
+TEST_CASE("strangers, of whom most are silent, get a random number and no word, and the ranks join") {
+    for (const std::string& secret : {std::string(), make_secret()}) {
+        const int port = free_ports();
+        std::vector<std::string> answers(4);
+        std::vector<std::thread> strangers;
+        const std::string zeros(8 + 32 + 32, 0);  // a hello with a wrong proof
+        for (const std::string& bytes : {std::string("GET / HTTP/1.1\r\n\r\n"), std::string("PGT2"), zeros, zeros})
+            strangers.emplace_back([&, bytes, i = strangers.size()] { answers[i] = answer_to(port, bytes); });
+        std::vector<int> silent(200);
+        std::thread crowd([&] {
+            for (int& fd : silent) fd = connect_to(port);
+        });
+        const std::vector<Launch> all = ranks(3, port, "srun", secret);
+        std::thread rank_0([&] { CHECK(attend(all[0], 40) == new_id()); });
+        crowd.join();
+        expect_id(attend_all({all[2], all[1]}, 40));
+        rank_0.join();
+        for (std::thread& thread : strangers) thread.join();
+        for (const std::string& answer : answers) CHECK(answer.size() == 32);
+        CHECK(answers[2] != answers[3]);
+        for (const int fd : silent) close(fd);
+    }
+}
+
+TEST_CASE("rank 0 at a loopback address listens at no other") {
     const int port = free_ports();
-    std::vector<std::thread> strangers;
-    for (const char* bytes : {"GET / HTTP/1.1\r\nHost: h0\r\n\r\n", "PGT2"})
-        strangers.emplace_back([=] { CHECK(is_dropped(port, bytes)); });
-    expect_id(attend_all({ranks(3, port)[2], ranks(3, port)[0], ranks(3, port)[1]}, 40, 1));
-    for (std::thread& thread : strangers) thread.join();
+    std::thread rank_0([&] { expect_error(attend(ranks(2, port)[0], 1), "for ranks 1"); });
+    close(connect_to(port));
+    sockaddr_in other = local_address(port);
+    other.sin_addr.s_addr = htonl(INADDR_LOOPBACK + 1);
+    const int fd = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(connect(fd, reinterpret_cast<const sockaddr*>(&other), sizeof(other)) != 0);
+    close(fd);
+    rank_0.join();
+}
+
+TEST_CASE("a rank with another secret, or none, does not join, and the message says so") {
+    const std::string secret = make_secret();
+    if (secret.empty()) return skip_case("this build has no libcrypto");
+    const int port = free_ports();
+    const std::vector<Launch> own = ranks(4, port, "srun", secret), none = ranks(4, port);
+    const std::vector<std::string> outcomes =
+        attend_all({own[0], own[1], ranks(4, port, "srun", make_secret())[2], none[3]}, 0.6);
+    expect_error(outcomes[0], "for ranks 2, 3;");
+    expect_error(outcomes[0], "a stranger came, or a rank with another TRAIN_GPT2_SECRET, run or attempt");
+    for (const size_t i : {2, 3})
+        expect_error(outcomes[i], format("1 rank %zu could not join rank 0 at 127.0.0.1:", i));
+    for (const size_t i : {2, 3}) expect_error(outcomes[i], "has another TRAIN_GPT2_SECRET, run or attempt");
+}
+
+TEST_CASE("a stranger between a rank and rank 0 cannot read the id, nor use again or send back what it has heard") {
+    const std::string secret = make_secret();
+    if (secret.empty()) return skip_case("this build has no libcrypto");
+    const int port = free_ports(), listener = occupy(port + 1);  // rank 0 takes the next port
+    const std::vector<Launch> all = ranks(4, port, "torchrun", secret);
+    std::string heard;
+    std::thread stranger([&] {
+        const int first = accept(listener, nullptr, nullptr);  // poses as rank 0, and sends a hello back
+        send_to(first, std::string(32, 'x'));
+        send_to(first, all_from(first, 72));
+        const int rank = accept(listener, nullptr, nullptr), rank_0 = connect_to(port + 2);  // passes all on
+        close(listener);
+        send_to(rank, all_from(rank_0, 32));
+        const std::string hello = all_from(rank, 72);
+        send_to(rank_0, hello);
+        send_to(rank, all_from(rank_0, 72));
+        CHECK(answer_to(port + 2, hello).size() == 32);
+        std::thread last([&] { expect_id({attend(all[3], 30)}); });
+        heard = all_from(rank_0, 128 + 32);
+        send_to(rank, heard);
+        last.join();
+        for (const int fd : {first, rank, rank_0}) close(fd);
+    });
+    std::thread rank_2([&] {
+        usleep(300000);
+        expect_id({attend(all[2], 30)});
+    });
+    expect_id(attend_all({all[0], all[1]}, 30));
+    stranger.join();
+    rank_2.join();
+    CHECK(heard.size() == 160);
+    CHECK(heard.find(new_id().substr(0, 8)) == std::string::npos);
 }
 
 TEST_CASE("ranks of other runs and attempts in the same ports are ignored") {
@@ -155,14 +244,34 @@ TEST_CASE("ranks of other runs and attempts in the same ports are ignored") {
     expect_id(attend_all(launches, 30));
 }
 
-TEST_CASE("ranks that contradict each other are refused") {
-    int port = free_ports();
-    std::vector<std::string> outcomes = attend_all({ranks(2, port)[0], ranks(3, port)[1]}, 2);
-    expect_error(outcomes[0], "2 rank 1 is one of 3 ranks, and rank 0 is one of 2");
-    port = free_ports();
-    outcomes = attend_all({ranks(3, port)[0], ranks(3, port)[1], ranks(3, port)[1]}, 2);
-    expect_error(outcomes[0], "2 two processes say that they are rank 1 of 3: start each rank once");
-    for (int i : {1, 2}) CHECK(outcomes[size_t(i)].starts_with("1 "));  // they end too
+TEST_CASE("ranks that contradict rank 0 are refused, and it waits on for others") {
+    for (const std::string& secret : {std::string(), make_secret()}) {
+        int port = free_ports();
+        std::vector<std::string> outcomes =
+            attend_all({ranks(2, port, "srun", secret)[0], ranks(3, port, "srun", secret)[1]}, 0.4);
+        expect_error(outcomes[0], "1 rank 0 has waited 0.4 s");
+        expect_error(outcomes[0], "it has refused rank 1 of 3");
+        expect_error(outcomes[1], "2 rank 0, of 2 ranks, refuses rank 1 of 3: start each rank once");
+        port = free_ports();
+        const std::vector<Launch> all = ranks(3, port, "srun", secret);
+        std::atomic<int> ended = 0;
+        std::string twice[2];
+        std::vector<std::thread> threads;
+        for (std::string& outcome : twice)
+            threads.emplace_back([&] {
+                outcome = attend(all[1], 20);
+                ended++;
+            });
+        threads.emplace_back([&] {
+            while (ended == 0) usleep(10000);
+            expect_id({attend(all[2], 20)});
+        });
+        expect_id({attend(all[0], 20)});
+        for (std::thread& thread : threads) thread.join();
+        if (twice[0] != new_id()) std::swap(twice[0], twice[1]);
+        expect_id({twice[0]});
+        expect_error(twice[1], "2 rank 0, of 3 ranks, refuses rank 1 of 3: start each rank once");
+    }
 }
 
 TEST_CASE("after the timeout rank 0 names the ranks that did not come, and the others end with it") {

@@ -12,6 +12,7 @@
 #include <tuple>
 
 #include "base/common.h"
+#include "parallel/rendezvous.h"
 #include "support/temporary.h"
 
 // Starts a process that spawns 3 ranks, each of which runs the shell command.
@@ -31,8 +32,12 @@ static int end_of(pid_t pid) {
 
 static int ended(const std::string& command) { return end_of(start(command)); }
 
-TEST_CASE("ranks have torchrun's variables") {
+TEST_CASE("ranks have torchrun's variables, and the same secret") {
     const TemporaryDirectory dir;
+    CHECK(ended("echo $TRAIN_GPT2_SECRET >" + (dir / "secret") + "$RANK") == 0);
+    const std::string secret = read_bytes(dir / "secret0");
+    CHECK(secret.size() == 1 + make_secret().size());  // none without libcrypto
+    for (const char* rank : {"1", "2"}) CHECK(read_bytes((dir / "secret") + rank) == secret);
     CHECK(ended("echo $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $MASTER_ADDR >" + (dir / "rank") + "$RANK") == 0);
     for (const char* rank : {"0", "1", "2"})
         CHECK(read_bytes((dir / "rank") + rank) == std::string(rank) + " 3 3 127.0.0.1\n");
