@@ -89,6 +89,9 @@ HFConfig parse_hf_config(const std::string& text, const std::string& path) {
     config.end_of_text = has_end ? reader.integer("eos_token_id", nullptr, 50256) : model.V;
     config.tied = reader.boolean("tie_word_embeddings", true);
     check_supported(reader, model.C);
+    if (model.NH > 0 && model.C % model.NH != 0)
+        fail(EXIT_BAD_DATA, "%s: \"n_head\" %d does not divide \"n_embd\" %d; set both as the model was trained",
+             path.c_str(), model.NH, model.C);
     try {
         check_config(model);
     } catch (const Error& error) {
@@ -230,8 +233,10 @@ FileSum write_tensors(const std::string& path, const ParamLayout& layout, const 
     return writer.finish();
 }
 
-static std::string describe_model(const GPT2Config& config) {
-    return format("a model of %d layers and %d channels", config.L, config.C);
+// The fields of config.json on which shapes depend, so without n_head.
+static std::string describe_fields(const GPT2Config& config) {
+    return format("config.json (n_layer %d, n_embd %d, n_positions %d, vocab_size %d; GPT-2's value if absent)",
+                  config.L, config.C, config.max_T, config.V);
 }
 
 // Returns the tensor called `name`. Refuses a tensor whose shape is not that of parameter p; the error names both
@@ -239,11 +244,14 @@ static std::string describe_model(const GPT2Config& config) {
 static const TensorInfo& find_tensor(const Safetensors& file, const std::string& name, const ParamLayout& layout,
                                      Param p) {
     const TensorInfo* tensor = file.find(name);
-    if (!tensor) fail(EXIT_BAD_DATA, "%s: the tensor %s is missing", file.path.c_str(), name.c_str());
+    if (!tensor)
+        fail(EXIT_BAD_DATA, "%s: the tensor %s, which belongs to %s, is missing", file.path.c_str(), name.c_str(),
+             describe_fields(layout.config).c_str());
     const std::vector<int64_t> needed = hf_shape(layout, p);
     if (tensor->shape != needed)
-        fail(EXIT_BAD_DATA, "%s: %s is %s, but %s needs %s; wrong --model?", file.path.c_str(), name.c_str(),
-             to_string(*tensor).c_str(), describe_model(layout.config).c_str(), shape_string(needed).c_str());
+        fail(EXIT_BAD_DATA, "%s: %s is %s, but %s needs %s; are both files of one model?", file.path.c_str(),
+             name.c_str(), to_string(*tensor).c_str(), describe_fields(layout.config).c_str(),
+             shape_string(needed).c_str());
     return *tensor;
 }
 
@@ -322,28 +330,41 @@ static bool is_mask(const std::string& name) {
     return name.starts_with("h.") && (name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias"));
 }
 
-void load_weights(const std::string& dir, const ParamLayout& layout, const TensorWriter& write) {
+// The name without "transformer.", and without what torch.compile and DataParallel put before it.
+static std::string bare_name(std::string_view name) {
+    for (const std::string_view prefix : {"_orig_mod.", "module.", "_orig_mod.", "transformer."})  // in either order
+        if (name.starts_with(prefix)) name.remove_prefix(prefix.size());
+    return std::string(name);
+}
+
+// Opens the file under the bare names of its tensors, and checks their names and shapes.
+static Safetensors open_weights(const std::string& dir, const ParamLayout& layout) {
     Safetensors file = open_model(dir);
-    std::map<std::string, TensorInfo> bare;  // keys: names without "transformer."
-    for (const auto& [name, tensor] : file.tensors) {
-        const std::string short_name = name.starts_with("transformer.") ? name.substr(strlen("transformer.")) : name;
-        if (!bare.emplace(short_name, tensor).second)
-            fail(EXIT_BAD_DATA, "%s: %s occurs with and without \"transformer.\"", file.path.c_str(),
-                 printable(short_name).c_str());
-    }
+    std::map<std::string, TensorInfo> bare;
+    for (const auto& [name, tensor] : file.tensors)
+        if (const auto [same, is_new] = bare.emplace(bare_name(name), tensor); !is_new)
+            fail(EXIT_BAD_DATA, "%s: %s and %s are the same tensor", file.path.c_str(),
+                 printable(same->second.name).c_str(), printable(name).c_str());
     file.tensors = std::move(bare);
 
     std::set<std::string> expected = {"lm_head.weight"};
     for_each_tensor(layout, [&](Param p, int l) { expected.insert(hf_name(p, l)); });
     for (const auto& [name, tensor] : file.tensors)
         if (!expected.count(name) && !is_mask(name))
-            fail(EXIT_BAD_DATA, "%s: the tensor %s (%s) does not belong to %s; wrong --model?", file.path.c_str(),
-                 printable(name).c_str(), to_string(tensor).c_str(), describe_model(layout.config).c_str());
-    const TensorInfo embedding = find_tensor(file, "wte.weight", layout, wte);
-    const TensorInfo* head = file.find("lm_head.weight");
-    if (head) check_tied(file, *head, embedding);
-    if (!head && !read_hf_config(dir).tied)
+            fail(EXIT_BAD_DATA, "%s: the tensor %s (%s) does not belong to %s; are both files of one model?",
+                 file.path.c_str(), printable(name).c_str(), to_string(tensor).c_str(),
+                 describe_fields(layout.config).c_str());
+    for_each_tensor(layout, [&](Param p, int l) { find_tensor(file, hf_name(p, l), layout, p); });
+    if (!file.find("lm_head.weight") && !read_hf_config(dir).tied)
         fail(EXIT_BAD_DATA, "%s/config.json: \"tie_word_embeddings\" is false, but there is no lm_head.weight",
              dir.c_str());
+    return file;
+}
+
+void check_weights(const std::string& dir, const GPT2Config& config) { open_weights(dir, ParamLayout(config)); }
+
+void load_weights(const std::string& dir, const ParamLayout& layout, const TensorWriter& write) {
+    const Safetensors file = open_weights(dir, layout);
+    if (const TensorInfo* head = file.find("lm_head.weight")) check_tied(file, *head, *file.find("wte.weight"));
     read_tensors(file, {WEIGHTS, ""}, layout, write);
 }

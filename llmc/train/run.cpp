@@ -128,6 +128,7 @@ void check_vocabulary(const Corpus& data, const char* option, const RunStart& so
 static void check_model(const RunStart& source, const Options& o) {
     const GPT2Config& config = source.config;
     check_config(config);
+    if (!source.weights.empty()) check_weights(source.weights, config);
     ENSURE(o.seq_len <= config.max_T,
            "--seq-len %d is more than the %d positions that %s was trained with; give %d or less", o.seq_len,
            config.max_T, source.weights.c_str(), config.max_T);

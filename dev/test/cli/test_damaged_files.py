@@ -1,6 +1,7 @@
 """test_damaged_files.py: damaged checkpoints, weights and shards: what every command says, and that a resume takes the
 checkpoint before and never deletes or repeats anything."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -31,6 +32,18 @@ def test_weights_that_differ_from_those_that_were_saved_or_are_not_finite_are_re
     refuses("model.safetensors: its checksum does not match")
     (copy / "trainer.json").unlink()  # without checksums, as in any Hugging Face directory
     refuses("model.safetensors: element 31 of transformer.h.1.mlp.c_proj.bias is nan, so the model cannot")
+
+
+@pytest.mark.parametrize("command", USES)
+def test_a_config_json_of_a_larger_model_than_its_weights_is_refused_before_memory_is_taken(command, trained, tmp_path,
+                                                                                             data):
+    copy = shutil.copytree(trained.checkpoint(30), tmp_path / "copy")
+    (copy / "trainer.json").unlink()
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"n_positions": 1 << 20}))
+    limited = ["bash", "-c", 'ulimit -v 600000 && exec "$@"', "bash"]
+    refused(65, "model.safetensors: wpe.weight is F32 [", limited, PROGRAM, command,
+            USES[command].replace("DATA", str(data)), "--init", copy)
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors"])

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <functional>
 
 #include "support/parse.h"
@@ -84,15 +85,17 @@ TEST_CASE("matrices are stored (in, out), embeddings row by row without padding;
     CHECK(same_tensors(got, large, false));
 }
 
-TEST_CASE("the prefix \"transformer.\", masks and a tied head change no weight, and padded rows are zero") {
+TEST_CASE("prefixes of wrappers, masks and a tied head change no weight, and padded rows are zero") {
     const FlatState state(small_model, 3);
-    for (const std::string prefix : {"transformer.", ""}) {
+    for (const std::string prefix : {"transformer.", "", "module.", "_orig_mod.transformer.",
+                                     "_orig_mod.module.transformer.", "module._orig_mod.transformer."}) {
         Tensors tensors = hf_tensors(state, prefix);
         for (const std::string h : {"h.0.", "h.1."}) {
             tensors.push_back({prefix + h + "attn.bias", {1, 1, T, T}, std::vector<float>(T * T, 1.0f)});
             tensors.push_back({prefix + h + "attn.masked_bias", {}, {-10000.0f}});
         }
-        tensors.push_back({"lm_head.weight", {V, C}, named(tensors, prefix + "wte.weight").values});
+        const std::string outer = prefix.substr(0, prefix.find("transformer."));
+        tensors.push_back({outer + "lm_head.weight", {V, C}, named(tensors, prefix + "wte.weight").values});
         FlatState got(small_model, 0);
         CHECK(load(got, tensors) == "");
         CHECK(same_tensors(got, state, false));  // padding of state is zero
@@ -129,11 +132,13 @@ TEST_CASE("a tensor that is missing, unknown, of another shape or not finite is 
         std::function<void(Tensors&)> change;
         const char* config = "{}";
     } cases[] = {
-        {"h.1.mlp.c_fc.weight is F32 [24, 6], but a model of 2 layers and 6 channels needs [6, 24]; wrong --model?",
+        {"h.1.mlp.c_fc.weight is F32 [24, 6], but config.json (n_layer 2, n_embd 6, n_positions 5, vocab_size 7; "
+         "GPT-2's value if absent) needs [6, 24]; are both files of one model?",
          [&](Tensors& t) { std::swap(named(t, c_fc).shape[0], named(t, c_fc).shape[1]); }},  // as nn.Linear has it
-        {"the tensor h.1.mlp.c_fc.weight is missing",
+        {"the tensor h.1.mlp.c_fc.weight, which belongs to config.json (n_layer 2, ",
          [&](Tensors& t) { std::erase_if(t, [&](auto& x) { return x.name == c_fc; }); }},
-        {"h.1.ln_1.bias occurs with and without \"transformer.\"", [&](Tensors& t) { add(t, "h.1.ln_1.bias", {C}); }},
+        {"h.1.ln_1.bias and transformer.h.1.ln_1.bias are the same tensor",
+         [&](Tensors& t) { add(t, "h.1.ln_1.bias", {C}); }},
         {"h.2.ln_1.bias (F32 [6]) does not belong to",  // more layers than the model has
          [&](Tensors& t) { add(t, "h.2.ln_1.bias", {C}); }},
         {"lm_head.weight differs from wte.weight",
@@ -155,6 +160,30 @@ TEST_CASE("a tensor that is missing, unknown, of another shape or not finite is 
         CHECK(said.starts_with("65 "));
         CHECK(contains(said, c.says));
         if (!contains(said, "element")) CHECK(std::isnan(got.weights[0]));  // before any tensor is loaded
+    }
+}
+
+TEST_CASE(
+    "a config.json of another shape than the tensors is refused by their header alone, and its fields are named") {
+    const TemporaryDirectory dir;
+    write_model(dir / "model.safetensors", hf_tensors(FlatState(small_model, 6), "transformer."), "F32");
+    const std::pair<const char*, const char*> cases[] = {
+        {R"("n_layer": 2, "n_positions": 5)", ""},
+        {R"("n_layer": 2, "n_positions": 1048576)",
+         "wpe.weight is F32 [5, 6], but config.json (n_layer 2, n_embd 6, "
+         "n_positions 1048576, "},
+        {R"("n_layer": 2)", "n_positions 1024, vocab_size 7; GPT-2's value if absent) needs [1024, 6]"},
+        {R"("n_layer": 1024, "n_positions": 5)",
+         "the tensor h.2.attn.c_attn.weight, which belongs to config.json (n_layer 1024"},
+        {R"("n_layer": 1, "n_positions": 5)", "does not belong to config.json (n_layer 1, "},
+        {R"("n_layer": 2, "n_positions": 5, "tie_word_embeddings": false)", "there is no lm_head.weight"},
+    };
+    for (const auto& [fields, says] : cases) {
+        write_bytes(dir / "config.json", format(R"({"n_head": 3, "n_embd": 6, "vocab_size": 7, %s})", fields));
+        const std::string said = refusal([&] { check_weights(dir.path, read_hf_config(dir.path).model); });
+        CAPTURE(said);
+        CHECK(contains(said, says));
+        CHECK(said.starts_with("65 ") == (strlen(says) > 0));
     }
 }
 
@@ -217,7 +246,8 @@ TEST_CASE("each unsupported or invalid value is refused, and the message has its
         {R"({"reorder_and_upcast_attn":true})", "reorder_and_upcast_attn"},
         {R"({"add_cross_attention":true})", "add_cross_attention"},
         {R"({"model_type":"llama"})", "\"model_type\" is \"llama\""},
-        {R"({"n_head":7})", "768 channels are not a multiple of 7 heads"},
+        {R"({"n_head":7})", "\"n_head\" 7 does not divide \"n_embd\" 768; set both as the model was trained"},
+        {R"({"n_head":0})", "a model cannot have 0 heads"},
         {R"({"n_layer":0})", "layers"},
         {R"({"vocab_size":2147483648})", "an integer from 0 to 2147483647"},
         {R"({"vocab_size":50257.0})", "an integer from 0"},
