@@ -135,7 +135,8 @@ static int train(const Run& run, Log& log, const Launch& launch) {
     } catch (...) {
         // Collectives in flight use this rank's memory, which must not be freed before the process ends.
         if (run.groups.world.world_size > 1) end_with_error(std::current_exception(), launch, &run.groups.world);
-        if (trainer.loader.error) {  // data that cannot be read leave the state of the last step whole
+        const bool bad_val = trainer.val_loader && trainer.val_loader->error;
+        if (trainer.loader.error || bad_val) {  // data that cannot be read leave the state of the last step whole
             trainer.finish_steps();
             if (trainer.state.step > 0) saver.save(trainer.state.step, true);
         }

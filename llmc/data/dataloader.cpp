@@ -182,6 +182,11 @@ void DataLoader::read_ahead() {
         try {
             const ProfileRange range("read batch", batch);
             slot.valid_tokens = read_batch(batch, slot.host, slot.host + device.size / 2);
+        } catch (const Error& e) {
+            caught = std::make_exception_ptr(Error(
+                e.exit_code, format("%s; mend or replace this file, or leave it out of %s, before a new start or a "
+                                    "--resume, which would read it again",
+                                    e.what(), config.option)));
         } catch (...) {
             caught = std::current_exception();
         }

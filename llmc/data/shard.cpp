@@ -95,7 +95,7 @@ void read_tokens(const Shard& shard, int64_t begin, int64_t count, int vocab_siz
         uint32_t stored = uint32_t(out[i]);
         if (out[i] < 0) memcpy(&stored, bytes.data() + 4 * i, sizeof stored);
         fail(EXIT_BAD_DATA,
-             "%s: token %s (byte %s) is %u, but the vocabulary has %d tokens; made with another tokenizer?",
+             "%s: token %s (byte %s) is %u, but the vocabulary has %d tokens (made with another tokenizer?)",
              shard.path.c_str(), with_commas(begin + i).c_str(),
              with_commas(offset + i * shard.bytes_per_token).c_str(), stored, vocab_size);
     }

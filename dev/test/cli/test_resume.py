@@ -145,7 +145,7 @@ def test_more_steps_for_a_finished_run_say_both_learning_rates(tmp_path, data):
             "gone on with 1.00e-04") in longer.err
 
 
-@pytest.mark.parametrize("loss, code", [("cut", 65), ("removed", 66)])
+@pytest.mark.parametrize("loss, code", [("cut", 65), ("removed", 66), ("token", 65)])
 def test_data_that_become_unreadable_end_the_run_after_a_save(loss, code, train_in_background, long_run, tmp_path,
                                                               more_data):
     spoilt, run = shutil.copytree(more_data, tmp_path / "spoilt"), tmp_path / "run"
@@ -155,10 +155,29 @@ def test_data_that_become_unreadable_end_the_run_after_a_save(loss, code, train_
     if loss == "cut":
         with open(shard, "r+b") as file:
             file.truncate(5000)
+    elif loss == "token":
+        with open(shard, "r+b") as file:
+            file.seek(1024)
+            file.write(b"\xff" * (shard.stat().st_size - 1024))
     else:
         shard.unlink()
     assert process.wait() == code
     assert saved(run)
+    assert f"error: {shard}: " in process.output and "; mend or replace this file, or leave it out" in process.output
     shutil.copy(more_data / shard.name, shard)
     train(LONG, "--resume", out=run, data=spoilt, val=False)
     assert_same_run(long_run, run, 3)
+
+
+def test_a_bad_token_in_the_validation_data_ends_the_run_after_a_save(train_in_background, tmp_path, data):
+    spoilt, run = shutil.copytree(data, tmp_path / "spoilt"), tmp_path / "run"
+    shard = next(spoilt.glob("val_*.bin"))
+    process = train_in_background(ENDLESS.replace("--val-every 0", "--val-every 300"), 10000000, out=run, data=spoilt)
+    process.wait_for_step(run, 0)
+    with open(shard, "r+b") as file:
+        file.seek(1024)
+        file.write(b"\xff" * 100)
+    assert process.wait() == 65
+    assert saved(run)
+    assert f"error: {shard}: token " in process.output
+    assert "leave it out of --val-data" in process.output

@@ -295,6 +295,8 @@ TEST_CASE("an error in the reading thread is thrown by every call of next()") {
         damage();
         CHECK(contains(refusal([&] { read_rows(loader, 5); }), message));  // at most two are in memory
         CHECK(contains(refusal([&] { read_rows(loader, 1); }), message));
+        CHECK(
+            contains(refusal([&] { read_rows(loader, 1); }), "mend or replace this file, or leave it out of --train"));
 
         // With the file restored the loader continues from the last step.
         write_corpus(dir, {1000});

@@ -156,7 +156,9 @@ TEST_CASE("a pattern gives sorted names, may be a plain file, and must match one
     CHECK(names("odd[1].bin") == Names{dir / "odd[1].bin"});
     CHECK(glob_files((dir / "val_*.bin") + "\n" + (dir / "train_*.bin"), "-i") ==
           Names{dir / "train_02.bin", dir / "train_10.bin", dir / "val_00.bin"});
-    CHECK(refusal([&] { names("nothing_*.bin"); }).starts_with("66 --train-data '"));
+    for (const char* pattern : {"nothing_*.bin", "nothing.bin", "{x,y}.bin", "{x.bin", "~nobody/x.bin"})
+        CHECK(
+            refusal([&] { names(pattern); }).starts_with("66 --train-data '" + (dir / pattern) + "' matches no file"));
     CHECK(contains(refusal([&] { names("run[1]/*.bin"); }), "write a [ in a name as \\["));
     CHECK(contains(refusal([&] { names("."); }), "is a folder"));
 
