@@ -1,83 +1,112 @@
 #!/usr/bin/env python3
 """to_shard.py IN OUT.bin: converts a token file of another trainer to a token shard (format: docs/data.md).
 
-Reads bare uint16 tokens (nanoGPT's train.bin), one-dimensional NumPy arrays (.npy) of uint16, uint32 or int32, and
-LLM.Q's token files. Splits into OUT_000001.bin, OUT_000002.bin, ... above 100 million tokens.
+Reads bare uint16 tokens (nanoGPT's train.bin), one-dimensional NumPy arrays (.npy) of uint16, uint32, int32, uint64 or
+int64, and LLM.Q's token files. Splits into OUT_000001.bin, OUT_000002.bin, ... above 100 million tokens.
 """
 import argparse
+import array
 import ast
+import codecs
 import os
 import struct
 import sys
 
 MAGIC, SHARD_TOKENS = 20240520, 100_000_000
-NUMPY_WIDTHS = {"<u2": 2, "<u4": 4, "<i4": 4}
+NUMPY_TYPES = {"<u2": "H", "<u4": "I", "<i4": "i", "<u8": "Q", "<i8": "q"}  # typecodes of array.array
+OTHERS = {b"PK\3\4": "a zip archive (.npz?)", b"\x1f\x8b": "compressed (gzip)",
+          b"\x28\xb5\x2f\xfd": "compressed (zstd)", b"PAR1": "a Parquet file"}
 
 
 def numpy_header(file):
-    """Returns the bytes per token, and leaves the file at the first token."""
+    """Returns the type of the tokens, and leaves the file at the first token."""
     file.seek(6)
     major = file.read(2)[0]
     length = struct.unpack("<H", file.read(2))[0] if major == 1 else struct.unpack("<I", file.read(4))[0]
     header = ast.literal_eval(file.read(length).decode("latin-1").strip())
-    if header["descr"] not in NUMPY_WIDTHS or len(header["shape"]) != 1:
+    if header["descr"] not in NUMPY_TYPES or len(header["shape"]) != 1:
         sys.exit(f"{file.name}: is an array {header['shape']} of {header['descr']}; "
-                 "tokens must be one-dimensional uint16 or uint32")
-    return NUMPY_WIDTHS[header["descr"]]
+                 "tokens must be one-dimensional uint16, uint32, int32, uint64 or int64")
+    return NUMPY_TYPES[header["descr"]]
 
 
-def token_width(file):
-    start = file.read(8)
+def is_text(start):
+    """Returns whether these first bytes of a file are UTF-8 without control characters; the last may be cut off."""
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(start)
+    except UnicodeDecodeError:
+        return False
+    return all(c >= " " or c in "\t\n\f\r" for c in text)
+
+
+def token_type(file):
+    start = file.read(4096)
     if start[:6] == b"\x93NUMPY":
         return numpy_header(file)
-    if start == b"BIN.TOK\n":
-        version, width = struct.unpack("<ii", file.read(8))
+    if start[:8] == b"BIN.TOK\n":
+        version, width = struct.unpack("<ii", start[8:16])
         if version != 2 or width not in (2, 4):
             sys.exit(f"{file.name}: version {version} with {width} bytes per token is not supported")
         file.seek(1024)
-        return width
+        return "H" if width == 2 else "I"
     if start[:4] == struct.pack("<i", MAGIC):
         sys.exit(f"{file.name}: is a token shard already")
+    for magic, what in OTHERS.items():
+        if start.startswith(magic):
+            sys.exit(f"{file.name}: is {what}, not tokens")
+    if start and is_text(start):
+        sys.exit(f"{file.name}: is text, not tokens; tokenize it with train_gpt2 tokenize")
     file.seek(0)
-    return 2
+    return "H"
 
 
-def write_shard(path, tokens, width, vocab_size):
-    count = len(tokens) // width
-    header = [MAGIC, 1, count, 0] if width == 2 else [MAGIC, 2, count, vocab_size]
+def read_tokens(file, kind, vocab_size):
+    tokens = array.array(kind)
+    tokens.frombytes(file.read(SHARD_TOKENS * tokens.itemsize))
+    if tokens and (min(tokens) < 0 or max(tokens) >= vocab_size):
+        sys.exit(f"{file.name}: has tokens {min(tokens)} to {max(tokens)}, which are not all in a vocabulary of "
+                 f"{vocab_size}; give another --vocab-size")
+    return tokens
+
+
+def write_shard(path, tokens, vocab_size):
+    wide = vocab_size > 65536
+    header = [MAGIC, 2, len(tokens), vocab_size] if wide else [MAGIC, 1, len(tokens), 0]
     with open(path + ".part", "wb") as out:
         out.write(struct.pack("<256i", *header, *[0] * 252))
-        out.write(tokens)
+        out.write(array.array("I" if wide else "H", tokens).tobytes())
     os.replace(path + ".part", path)
-    print(f"{path}: {count:,} tokens")
+    print(f"{path}: {len(tokens):,} tokens")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("input")
     parser.add_argument("output")
-    parser.add_argument("--vocab-size", type=int, default=0, help="vocabulary size, for tokens of four bytes")
+    parser.add_argument("--vocab-size", type=int, default=65536, help="vocabulary size, if it is above 65536")
     args = parser.parse_args()
+    if not 1 <= args.vocab_size <= 1 << 20:
+        sys.exit(f"--vocab-size {args.vocab_size} must be 1 to {1 << 20}")
     folder = os.path.dirname(args.output) or "."
     if not os.path.isdir(folder):
         sys.exit(f"{args.output}: there is no folder {folder} to write it into")
     with open(args.input, "rb") as file:
         try:
-            width = token_width(file)
+            kind = token_type(file)
         except (IndexError, KeyError, SyntaxError, TypeError, ValueError, struct.error) as error:
             sys.exit(f"{args.input}: its header is damaged: {error}")
+        width = array.array(kind).itemsize
         rest = max(0, os.path.getsize(args.input) - file.tell())
         if rest % width:
             sys.exit(f"{args.input}: {rest} bytes are not a whole number of {width}-byte tokens")
         if rest < 2 * width:
             sys.exit(f"{args.input}: {rest} bytes of tokens are too few; a training window has at least two tokens")
-        if rest <= SHARD_TOKENS * width:
-            write_shard(args.output, file.read(), width, args.vocab_size)
-            return
+        several = rest > SHARD_TOKENS * width
         number = 0
-        while tokens := file.read(SHARD_TOKENS * width):
+        while tokens := read_tokens(file, kind, args.vocab_size):
             number += 1
-            write_shard(f"{os.path.splitext(args.output)[0]}_{number:06d}.bin", tokens, width, args.vocab_size)
+            path = f"{os.path.splitext(args.output)[0]}_{number:06d}.bin" if several else args.output
+            write_shard(path, tokens, args.vocab_size)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 training command that text.sh prints."""
 
 import os
+import struct
 
 import pytest
 from harness import ROOT, execute, make_script, run
@@ -82,10 +83,23 @@ def test_text_sh_takes_an_existing_tokenizer(tree, tmp_path, data):
     assert both.code == 2 and "--vocab trains a tokenizer and --tokenizer names one; give one" in both.err
 
 
+def npy(kind, *tokens):
+    """The bytes that numpy.save writes for an array of these whole numbers."""
+    header = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': ({len(tokens)},), }}\n".encode()
+    values = b"".join(token.to_bytes(int(kind[2]), "little", signed=token < 0) for token in tokens)
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + values
+
+
 @pytest.mark.parametrize("name, content, message", [
     ("tokens.bin", b"\0" * 3, "3 bytes are not a whole number of 2-byte tokens"),
     ("tokens.npy", b"\x93NUMPY\x01\x00\x04\x00{]}\n", "its header is damaged"),
     ("tokens.tok", b"BIN.TOK\n\x02", "its header is damaged"),
+    ("a.txt", "It is a café.\n".encode(), "is text, not tokens; tokenize it with train_gpt2 tokenize"),
+    ("long.txt", "é".encode() * 3000 + b"\0", "is text, not tokens"),  # its 4096th byte is within a character
+    ("tokens.npz", b"PK\3\4....", "is a zip archive"),
+    ("signed.npy", npy("<i8", 5, -1), "has tokens -1 to 5, which are not all in a vocabulary of 65536"),
+    ("large.npy", npy("<i8", 1, 1 << 32), "has tokens 1 to 4294967296, which are not all"),
+    ("float.npy", npy("<f8", 0, 0), "is an array (2,) of <f8"),
 ])
 def test_to_shard_refuses_a_bad_input_in_one_line(name, content, message, tmp_path):
     (tmp_path / name).write_bytes(content)
@@ -94,8 +108,14 @@ def test_to_shard_refuses_a_bad_input_in_one_line(name, content, message, tmp_pa
     assert f"{name}: {message}" in result.err
 
 
-def test_to_shard_writes_a_header_and_the_tokens(tmp_path):
-    (tmp_path / "tokens.bin").write_bytes(b"\1\0\2\0")
-    run("python3 data/to_shard.py", tmp_path / "tokens.bin", tmp_path / "shard.bin")
+@pytest.mark.parametrize("content, options, header, tokens", [
+    (b"\1\0\2\0", "", [20240520, 1, 2, 0], b"\1\0\2\0"),
+    (npy("<i8", 1, 50256), "", [20240520, 1, 2, 0], b"\1\0\x50\xc4"),
+    (npy("<u8", 1, 99999), "--vocab-size 100000", [20240520, 2, 2, 100000], b"\1\0\0\0\x9f\x86\1\0"),
+    (npy("<i4", 1, 2), "", [20240520, 1, 2, 0], b"\1\0\2\0"),
+], ids=["bare", "int64", "uint64", "int32"])
+def test_to_shard_writes_a_header_and_the_tokens(content, options, header, tokens, tmp_path):
+    (tmp_path / "tokens").write_bytes(content)
+    run("python3 data/to_shard.py", tmp_path / "tokens", tmp_path / "shard.bin", options)
     shard = (tmp_path / "shard.bin").read_bytes()
-    assert len(shard) == 1028 and shard[1024:] == b"\1\0\2\0"
+    assert [*struct.unpack("<4i", shard[:16])] == header and shard[1024:] == tokens
