@@ -24,6 +24,12 @@ static void check_depth(const std::string& text, const std::string& where) {
     }
 }
 
+// The library's reason if a string is bad: half of a surrogate pair, bytes that are not UTF-8, a control character.
+static std::string string_fault(const std::string& what) {
+    const size_t begin = what.find(" - invalid string: "), end = what.find("; last read");
+    return begin < end ? ": " + what.substr(begin + 3, end - begin - 3) : "";
+}
+
 json parse_json(const std::string& text, const std::string& where, const char* if_cut_short) {
     check_depth(text, where);
     try {
@@ -32,7 +38,8 @@ json parse_json(const std::string& text, const std::string& where, const char* i
         if (error.byte > text.size())
             fail(EXIT_BAD_DATA, "%s: is not valid JSON: it ends in the middle of a value, after %zu bytes%s",
                  where.c_str(), text.size(), if_cut_short);
-        fail(EXIT_BAD_DATA, "%s: is not valid JSON at byte %zu of %zu", where.c_str(), error.byte, text.size());
+        fail(EXIT_BAD_DATA, "%s: is not valid JSON at byte %zu of %zu%s", where.c_str(), error.byte, text.size(),
+             string_fault(error.what()).c_str());
     } catch (const json::out_of_range&) {
         fail(EXIT_BAD_DATA, "%s: is not valid JSON: a number is out of range", where.c_str());
     }

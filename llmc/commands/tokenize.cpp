@@ -18,5 +18,6 @@ int run_tokenize(const Options& o, const Launch& launch) {
                      .shard_tokens = o.shard_tokens,
                      .split = o.split,
                      .text_key = o.text_key,
+                     .skip_bad_lines = o.skip_bad_lines,
                      .quiet = o.quiet});
 }

@@ -232,6 +232,7 @@ bool CorpusReader::next(Chunk& chunk) {
         if (!next_part(*this)) return false;
     chunk.file = &files[file];
     chunk.documents.clear();
+    chunk.bad_lines = 0;
     chunk.bytes = std::move(rest);
     rest.clear();
     for (int64_t wanted = CHUNK_BYTES;; wanted *= 2) {
@@ -260,11 +261,13 @@ static std::string text_of_line(const Chunk& chunk, const Document& document, co
         fail(EXIT_BAD_DATA, "%s: is JSON, but not an object {...}; each line of this file must be one", where.c_str());
     const auto found = line.find(key);
     if (found != line.end() && found->is_string()) return found->get<std::string>();
+    const std::string instead =
+        found == line.end() ? "there is no such key" : format("its type is %s", found->type_name());
     std::string keys;
     for (const auto& [name, value] : line.items())
         if (value.is_string()) keys += (keys.empty() ? "" : ", ") + name;
-    fail(EXIT_BAD_DATA, "%s: has no text under the key \"%s\" (--text-key); keys with text: %s", where.c_str(),
-         printable(key).c_str(), keys.empty() ? "none" : printable(keys).c_str());
+    fail(EXIT_BAD_DATA, "%s: has no text under the key \"%s\" (--text-key): %s; keys with text: %s", where.c_str(),
+         printable(key).c_str(), instead.c_str(), keys.empty() ? "none" : printable(keys).c_str());
 }
 
 static std::string_view without_white_ends(std::string_view text) {
@@ -272,15 +275,27 @@ static std::string_view without_white_ends(std::string_view text) {
     return first == text.npos ? "" : text.substr(first, text.find_last_not_of(" \t\r\n") + 1 - first);
 }
 
-void for_each_document(const Chunk& chunk, const CorpusRules& rules,
+// Reads the text of a line. Returns false if the line is bad and is skipped.
+static bool read_line(std::string& text, Chunk& chunk, const Document& document, const CorpusRules& rules) try {
+    text = text_of_line(chunk, document, rules.text_key);
+    return true;
+} catch (const Error& error) {
+    if (!rules.skip_bad_lines) fail(error.exit_code, "%s; --skip-bad-lines skips such lines", error.what());
+    if (chunk.bad_lines++ == 0) chunk.first_bad = error.what();
+    return false;
+}
+
+void for_each_document(Chunk& chunk, const CorpusRules& rules,
                        const std::function<void(std::string_view text, bool starts, bool val)>& f) {
     for (const Document& document : chunk.documents) {
         std::string from_json;
         std::string_view text = std::string_view(chunk.bytes).substr(document.begin, document.end - document.begin);
-        if (chunk.file->jsonl)
-            text = from_json = text_of_line(chunk, document, rules.text_key);
-        else if (rules.split == "end-of-text")
+        if (chunk.file->jsonl) {
+            if (!read_line(from_json, chunk, document, rules)) continue;
+            text = from_json;
+        } else if (rules.split == "end-of-text") {
             text = without_white_ends(text);
+        }
         // The reader has already cut a file that is one document into its training part and its held-out end.
         const bool file_is_document = !chunk.file->jsonl && rules.split == "none";
         if (file_is_document || rules.val_fraction == 0.0 || int64_t(text.size()) < LONG_DOCUMENT) {

@@ -38,7 +38,8 @@ struct CorpusRules {
     // without surrounding white space.
     std::string split = "none";
     std::string text_key = "text";
-    double val_fraction = 0.0;  // 0 to 0.5
+    bool skip_bad_lines = false;  // of JSONL files
+    double val_fraction = 0.0;    // 0 to 0.5
 };
 
 // A document, or the part of it that is in a chunk.
@@ -53,6 +54,9 @@ struct Chunk {
     const TextFile* file;
     std::string bytes;
     std::vector<Document> documents;
+    // Set by for_each_document:
+    int64_t bad_lines = 0;  // lines of JSONL that it skipped
+    std::string first_bad;  // what is wrong with the first of them
 };
 
 struct CorpusReader {
@@ -80,6 +84,6 @@ struct CorpusReader {
 };
 
 // Calls f(text, starts, val) for each document of a chunk, decoded from JSON for JSONL files; a long document comes in
-// two parts. Refuses invalid lines (EXIT_BAD_DATA, with file:line).
-void for_each_document(const Chunk& chunk, const CorpusRules& rules,
+// two parts. Refuses invalid lines (EXIT_BAD_DATA, with file:line), or skips and counts them.
+void for_each_document(Chunk& chunk, const CorpusRules& rules,
                        const std::function<void(std::string_view text, bool starts, bool val)>& f);

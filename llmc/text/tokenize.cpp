@@ -40,17 +40,30 @@ struct Progress {
 struct Batches {
     CorpusReader reader;
     int threads;
+    int64_t bad_lines = 0;       // lines of JSONL that were skipped
+    std::string first_bad = {};  // what is wrong with the first of them
+
+    void count_bad_lines(const Chunk& chunk) {
+        if (chunk.bad_lines > 0 && bad_lines == 0) first_bad = chunk.first_bad;
+        bad_lines += chunk.bad_lines;
+    }
+
+    void check_bad_lines() const {
+        if (100 * bad_lines > reader.documents)
+            fail(EXIT_BAD_DATA, "%s of %s are bad lines, more than the 1 %% that --skip-bad-lines skips; the first: %s",
+                 with_commas(bad_lines).c_str(), counted(reader.documents, "document").c_str(), first_bad.c_str());
+    }
 
     // Calls work(chunk, slot, thread) for each chunk of a batch, then finish(slots), until the input ends. If several
     // chunks fail, the error of the first failed chunk is thrown, so that the error does not depend on the threads.
-    void run(const std::function<void(const Chunk&, int slot, int thread)>& work,
+    void run(const std::function<void(Chunk&, int slot, int thread)>& work,
              const std::function<void(int slots)>& finish) {
         std::vector<Chunk> chunks(size_t(4 * threads));
         std::vector<std::exception_ptr> errors(chunks.size());
         for (;;) {
             int slots = 0;
             while (slots < int(chunks.size()) && reader.next(chunks[size_t(slots)])) slots++;
-            if (slots == 0) return;
+            if (slots == 0) return check_bad_lines();
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
             for (int slot = 0; slot < slots; slot++) {
                 try {
@@ -61,6 +74,7 @@ struct Batches {
             }
             for (const std::exception_ptr& error : errors)
                 if (error) std::rethrow_exception(error);
+            for (int slot = 0; slot < slots; slot++) count_bad_lines(chunks[size_t(slot)]);
             finish(slots);
         }
     }
@@ -119,7 +133,7 @@ static Tokenizer train_on(const TokenizeOptions& o, const std::vector<TextFile>&
                           int threads, Progress& progress) {
     Batches batches{{files, rules}, threads};
     std::vector<PieceCounts> counts(static_cast<size_t>(threads));
-    const auto count = [&](const Chunk& chunk, int, int thread) {
+    const auto count = [&](Chunk& chunk, int, int thread) {
         for_each_document(chunk, rules,
                           [&](std::string_view text, bool, bool) { counts[size_t(thread)].add_text(text); });
     };
@@ -141,12 +155,12 @@ struct Encoded {
 };
 
 struct Totals {
-    int64_t documents = 0, bytes = 0, added = 0;
+    int64_t documents = 0, bytes = 0, added = 0, bad_lines = 0;
+    std::string first_bad;
 };
 
 // The tokens of a chunk, with an end of text before each document.
-static void encode_chunk(Encoder& encoder, const Chunk& chunk, const CorpusRules& rules, bool special_tokens,
-                         Encoded& out) {
+static void encode_chunk(Encoder& encoder, Chunk& chunk, const CorpusRules& rules, bool special_tokens, Encoded& out) {
     out.train.clear();
     out.val.clear();
     out.added = 0;
@@ -174,7 +188,7 @@ static Totals encode_all(const TokenizeOptions& o, const std::vector<TextFile>& 
     for (int thread = 0; thread < threads; thread++) encoders.emplace_back(tokenizer);
     std::vector<Encoded> results(size_t(4 * threads));
     int64_t added = 0;
-    const auto work = [&](const Chunk& chunk, int slot, int thread) {
+    const auto work = [&](Chunk& chunk, int slot, int thread) {
         encode_chunk(encoders[size_t(thread)], chunk, rules, o.special_tokens, results[size_t(slot)]);
     };
     const auto write = [&](int slots) {
@@ -186,7 +200,8 @@ static Totals encode_all(const TokenizeOptions& o, const std::vector<TextFile>& 
                        format(" | %s tokens", with_commas(train.tokens + val.tokens).c_str()));
     };
     batches.run(work, write);
-    return {batches.reader.documents, batches.reader.bytes_read, added};
+    return {batches.reader.documents - batches.bad_lines, batches.reader.bytes_read, added, batches.bad_lines,
+            batches.first_bad};
 }
 
 static void check_options(const TokenizeOptions& o) {
@@ -251,6 +266,9 @@ static void print_summary(const TokenizeOptions& o, const Totals& totals, const 
         text += format("the text of a special token, such as %s, occurs %s: taken as %s\n", END_OF_TEXT,
                        counted(totals.added, "time").c_str(),
                        o.special_tokens ? "that token" : "text; --special-tokens takes it as that token");
+    if (totals.bad_lines > 0)
+        text += format("skipped %s; the first: %s\n", counted(totals.bad_lines, "bad line").c_str(),
+                       message_text(totals.first_bad).c_str());
     const int64_t tokens = train.tokens + val.tokens;
     const size_t shards = train.shards.size() + val.shards.size();
     text += format("%s, %s, %s, %.2f bytes per token, %s/s, %s and the tokenizer in %s\n",
@@ -263,7 +281,7 @@ static void print_summary(const TokenizeOptions& o, const Totals& totals, const 
 
 int tokenize(const TokenizeOptions& o) {
     check_options(o);
-    const CorpusRules rules{o.split, o.text_key, o.val_tokens > 0 ? 0.0 : o.val_fraction};
+    const CorpusRules rules{o.split, o.text_key, o.skip_bad_lines, o.val_tokens > 0 ? 0.0 : o.val_fraction};
     const int threads = o.threads > 0 ? o.threads : omp_get_max_threads();
     check_threads(threads);
     const std::vector<TextFile> files = find_text_files(o.inputs);

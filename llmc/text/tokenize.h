@@ -16,6 +16,7 @@ struct TokenizeOptions {
     int64_t shard_tokens = 100'000'000;
     std::string split = "none";     // documents of a text file: none, blank-lines, end-of-text (text_reader.h)
     std::string text_key = "text";  // key of the text in JSONL objects
+    bool skip_bad_lines = false;    // skip invalid lines of JSONL, up to 1 % of the documents
     int threads = 0;                // 0: as OpenMP has
     bool quiet = false;             // no progress and no summary
 };

@@ -89,7 +89,7 @@ struct Options {
 
     // tokenize
     std::vector<std::string> inputs;
-    bool special_tokens = false;
+    bool special_tokens = false, skip_bad_lines = false;
     int train_bpe = 0;         // vocabulary size; 0: off
     double val_fraction = -1;  // 0: nothing is held out; -1: 0.05, or 0 with val_tokens
     int64_t val_tokens = 0;    // instead of val_fraction; 0: off. train and eval: see windows_of

@@ -94,6 +94,15 @@ def test_tokenize_counts_special_tokens_and_takes_them_as_tokens_on_request(data
     assert "occurs 2 times: taken as that token" in said and tokens.count(299) == 3
 
 
+def test_tokenize_says_how_many_bad_lines_it_skipped(data, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "king"}\n' * 99 + '{"text": "half \\ud83d"}\n')
+    command = [PROGRAM, "tokenize", tmp_path / "a.jsonl", "--tokenizer", data, "--output", tmp_path / "out"]
+    refused(65, "followed by U+DC00..U+DFFF; --skip-bad-lines skips such lines", command)
+    said = run(command, "--skip-bad-lines").out
+    assert f"skipped 1 bad line; the first: {tmp_path}/a.jsonl:100: is not valid JSON" in said
+    assert "\n99 documents, " in said
+
+
 def test_the_validation_loss_does_not_depend_on_the_micro_batch(trained, data):
     def loss(batch):
         return float(re.search(r"loss ([0-9.]+)", run(

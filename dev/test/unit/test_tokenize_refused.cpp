@@ -66,7 +66,15 @@ TEST_CASE("inputs that are empty or not text are refused, and JSONL that is brok
          "a.jsonl:2: is not valid JSON: it ends in the middle of a value, after 12 bytes"},
         {"a.jsonl", "{\"text\": a}", "a.jsonl:1: is not valid JSON at byte 10 of 11"},
         {"a.jsonl", "{\"body\": \"x\", \"n\": 1}",
-         "has no text under the key \"text\" (--text-key); keys with text: body"},
+         "a.jsonl:1: has no text under the key \"text\" (--text-key): there is no such key; keys with text: body; "
+         "--skip-bad-lines skips such lines"},
+        {"a.jsonl", R"({"text": null})", "under the key \"text\" (--text-key): its type is null; keys with text: none"},
+        {"a.jsonl", R"({"text": ["x"]})", "its type is array"},
+        {"a.jsonl", R"({"text": "a \ud800 b"})",
+         "at byte 19 of 22: invalid string: surrogate U+D800..U+DBFF must be followed by U+DC00..U+DFFF"},
+        {"a.jsonl", R"({"text": "a \udc00"})", "surrogate U+DC00..U+DFFF must follow U+D800..U+DBFF"},
+        {"a.jsonl", "{\"text\": \"caf\xe9\"}", "invalid string: ill-formed UTF-8 byte"},
+        {"a.jsonl", "{\"text\": \"a\tb\"}", "invalid string: control character U+0009 (HT) must be escaped"},
         {"a.jsonl", R"({"text": "x", "a": 1e999})", "a number is out of range"},
         {"a.jsonl", R"({"text": "x", "a": )" + nested(100) + "}", "more than 100 lists and objects inside each other"},
     };
@@ -87,6 +95,31 @@ TEST_CASE("the message has the first line that is broken, for any number of thre
     for (int threads : {1, 4}) {
         run.options.threads = threads;
         check_refused(run, EXIT_BAD_DATA, "a.jsonl:2501: is JSON, but not an object");
+    }
+}
+
+TEST_CASE("--skip-bad-lines skips up to 1 % of the documents, for any number of threads and a vocabulary of the text") {
+    std::string line = "{\"text\": \"";
+    while (line.size() < 11000) line += "the theme ";
+    line += "\"}\n";
+    const auto file = [&](int bad) {
+        std::string bytes;  // more than a chunk
+        for (int i = 0; i < 200; i++) bytes += i % 60 == 50 && i / 60 < bad ? "{\"text\": null}\n" : line;
+        return Files{{"a.jsonl", bytes}};
+    };
+    for (int threads : {1, 4}) {
+        TokenizeRun two(file(2)), three(file(3));
+        for (TokenizeRun* run : {&two, &three}) {
+            run->options.skip_bad_lines = true;
+            run->options.threads = threads;
+            if (threads == 4) run->options.tokenizer = "", run->options.train_bpe = 258;
+        }
+        const Tokens tokens = two.train();
+        CHECK(std::count(tokens.begin(), tokens.end(), tokens[0]) == 198);
+        check_refused(three, EXIT_BAD_DATA,
+                      "3 of 200 documents are bad lines, more than the 1 % that --skip-bad-lines skips; the first: " +
+                          (three.folder / "in/a.jsonl:51: has no text"));
+        CHECK_FALSE(has_shards(three));
     }
 }
 
