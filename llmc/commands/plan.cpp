@@ -1,5 +1,8 @@
 // plan.cpp: the command `plan`: prints the batch, memory, time and disk space of a training run without starting it.
 #include "train/plan.h"
+
+#include <cmath>
+
 #include "train/run.h"
 #include "train/saver.h"
 #include "train/trainer.h"
@@ -8,30 +11,42 @@
 #include "commands/commands.h"
 #include "model/mfu.h"
 
-// Describes the time of a step and of the run, or of the remaining steps of a resumed run. It measures a step here, or
-// else assumes ASSUMED_MFU. peak: FLOP/s of this device.
-static std::string plan_time(Dtype dtype, const Options& o, const GPT2Config& config, const BatchPlan& batch,
-                             double peak, int64_t steps_done) {
+// Adds the time of a step and of the run, or of the remaining steps of a resumed run, and what that costs. The run is
+// --steps or the data, else ten billion tokens. It measures a step here, or else assumes ASSUMED_MFU. peak: FLOP/s of
+// this device; 0: unknown.
+static void add_time(std::vector<Row>& rows, Dtype dtype, const Options& o, const GPT2Config& config,
+                     const BatchPlan& batch, double peak, int64_t steps_done) {
     if (o.autotune == "on") load_kept_algorithms();
     const int ranks = batch.world_size * o.tensor_parallel;
-    const auto measured = measure_step(dtype, config, batch.B, batch.T, memory_options_of(o, 1), peak);
+    std::optional<MeasuredStep> measured;
+    if (o.measure == "on") measured = measure_step(dtype, config, batch.B, batch.T, memory_options_of(o, 1), peak);
+    if (!measured && peak == 0) return rows.push_back({"time", "unknown: no step was measured, and no peak is known"});
     const double flops = flops_per_token(config, batch.T) * double(batch.tokens_per_step) / ranks;
     double seconds = flops / (ASSUMED_MFU * peak);
     if (measured) seconds = measured->micro_step * batch.grad_accum_steps * batch.B / measured->B + measured->update;
-    std::string text = (seconds < 600.0 ? plain_number(seconds) + " s" : duration_text(seconds)) + " per step";
-    if (o.steps > 0) {
-        const int64_t left = std::max<int64_t>(0, o.steps - steps_done);
-        const std::string remaining = steps_done > 0 ? "the remaining " + with_commas(left) + " of " : "";
-        text += format(", %s for %s%s steps", duration_text(double(left) * seconds).c_str(), remaining.c_str(),
-                       with_commas(o.steps).c_str());
+
+    const double steps =
+        o.steps > 0 ? double(std::max<int64_t>(0, o.steps - steps_done)) : 1e10 / batch.tokens_per_step;
+    std::string run = o.steps > 0 ? with_commas(o.steps) + " steps" : "10 billion tokens";
+    if (o.steps > 0 && steps_done > 0) run = format("the remaining %s of ", with_commas(int64_t(steps)).c_str()) + run;
+    std::string text = (seconds < 600.0 ? plain_number(seconds) + " s" : duration_text(seconds)) + " per step, " +
+                       duration_text(steps * seconds) + " for " + run;
+    if (measured) {
+        text += format(": measured here with %d x %d tokens", measured->B, batch.T);
+        if (measured->of_two_layers) text += " in models of 1 and 2 layers";
+        text += format(", %s tokens/s", with_commas(int64_t(double(batch.tokens_per_step) / seconds)).c_str());
+        if (peak > 0) text += format(", %.0f %% of the peak", 100.0 * flops / (seconds * peak));
+        if (ranks > 1) text += ", on one rank alone, without the network";
+    } else {
+        text += format(", estimated at %.0f %% of the peak: ", 100.0 * ASSUMED_MFU);
+        text += o.measure == "off" ? "--measure is off" : "a step is too large to be measured here";
     }
-    if (!measured)
-        return text + format(", estimated at %.0f %% of the peak: a step is too large to be measured here",
-                             100.0 * ASSUMED_MFU);
-    return text + format(": measured here with %d x %d tokens, %s tokens/s, %.0f %% of the peak%s", measured->B,
-                         batch.T, with_commas(int64_t(double(batch.tokens_per_step) / seconds)).c_str(),
-                         100.0 * flops / (seconds * peak),
-                         ranks == 1 ? "" : ", on one rank alone, without the network");
+    rows.push_back({"time", text});
+    if (o.dollars_per_hour == 0) return;
+    const double dollars = steps * seconds / 3600 * ranks * o.dollars_per_hour;
+    const std::string price = dollars < 100 ? format("%.2f", dollars) : with_commas(std::llround(dollars));
+    rows.push_back({"cost", format("$%s for %s: %s at $%g an hour", price.c_str(), run.c_str(),
+                                   counted(ranks, "rank").c_str(), o.dollars_per_hour)});
 }
 
 int run_plan(const Options& options, Dtype dtype, const Launch& launch) {
@@ -54,7 +69,7 @@ int run_plan(const Options& options, Dtype dtype, const Launch& launch) {
     rows.push_back({"work", plain_number(flops / 1e9, 4) + " GFLOP per token, " +
                                 plain_number(flops * double(batch.tokens_per_step) / 1e12, 4) + " TFLOP per step"});
     const int64_t done = source.resume.empty() ? 0 : read_trainer_state(source.resume).step;
-    if (peak > 0) rows.push_back({"time", plan_time(dtype, o, source.config, batch, peak, done)});
+    add_time(rows, dtype, o, source.config, batch, peak, done);
     const int64_t checkpoint = checkpoint_bytes(ParamLayout(source.config), checkpoint_format(o));
     rows.push_back({"disk", describe_disk(o, checkpoint)});
     for (const std::string& line : table_lines(rows)) print_stdout(line + "\n");

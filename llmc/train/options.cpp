@@ -136,7 +136,7 @@ Parser::Parser(const Options& options) : o(options) {
     app.allow_extras();
     help = app.add_flag("-h,--help");
     version = app.add_flag("--version");
-    enum : unsigned { TRAINING = 1 | 8, GENERATE = 2, EVAL = 4, TOKENIZE = 16 };  // 1 << Command; plan is 8
+    enum : unsigned { TRAINING = 1 | 8, GENERATE = 2, EVAL = 4, PLAN = 8, TOKENIZE = 16 };  // 1 << Command
     const unsigned own = 1u << int(o.command);
     y = own & TRAINING ? app.add_option("-y")->take_last() : help;
     const char* section = "";

@@ -87,6 +87,10 @@ struct Options {
     int top_k = 200;           // 0: off
     double top_p = 1.0;        // 1: off
 
+    // plan
+    std::string measure = "on";
+    double dollars_per_hour = 0;  // 0: unknown
+
     // tokenize
     std::vector<std::string> inputs;
     bool special_tokens = false, skip_bad_lines = false;

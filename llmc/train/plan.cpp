@@ -1,6 +1,7 @@
 #include "train/plan.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "base/random.h"
 #include "data/dataloader.h"
@@ -176,9 +177,11 @@ int64_t sent_bytes(Dtype dtype, const GPT2Config& config, const Options& o, cons
 
 // ---- time
 
-// Time limit of a micro-step in seconds, estimated by ASSUMED_MFU. A micro-batch with a longer estimate is made
-// smaller. If one sequence is estimated longer, nothing is measured. If a run takes longer, there is no other.
-constexpr double MAX_MICRO_STEP_SECONDS = 2.0;
+// Seconds. The estimated ones, by ASSUMED_MFU, may be half of the true time, or twice.
+constexpr double MOST_SECONDS = 60.0;              // of all measuring
+constexpr double MOST_SECONDS_OF_SEQUENCE = 15.0;  // estimated; if all layers take longer, fewer are measured
+constexpr double SHORT_SECONDS = 2.0;              // estimated, of a micro-batch; true, of all steps after two
+constexpr double UNKNOWN_PEAK = 1e13;              // FLOP/s of a GPU that mfu.h does not list, for estimates
 
 DeviceBuffer<int> random_tokens(int64_t count, int V, Stream stream) {
     std::vector<int> host(static_cast<size_t>(count));
@@ -189,22 +192,46 @@ DeviceBuffer<int> random_tokens(int64_t count, int V, Stream stream) {
     return tokens;
 }
 
+namespace {
+struct TooSlow {};
+}  // namespace
+
+// Returns the median of the second half: in the first one, memory and threads are new.
+static double settled(const std::vector<double>& times) {
+    std::vector<double> later(times.begin() + int64_t(times.size() / 2), times.end());
+    std::sort(later.begin(), later.end());
+    return later[later.size() / 2];
+}
+
+// Trains up to 16 steps on one rank: two if there is time for them, and more while they are short. Throws TooSlow after
+// most_seconds.
 template <class floatX>
-static MeasuredStep run_steps(const GPT2Config& config, int B, int T, MemoryOptions options) {
+static MeasuredStep run_steps(const GPT2Config& config, int B, int T, MemoryOptions options, double most_seconds) {
+    const double start = seconds_now();
+    ProgressLine progress;
+    const auto show = [&](size_t step) {
+        progress.show(format("measuring step %d of %s, %d x %d tokens: %.0f s", int(step),
+                             counted(config.L, "layer").c_str(), B, T, seconds_now() - start));
+    };
+    if (stdout_is_terminal()) show(1);
     const OwnedStream own;
     GPT2<floatX> model(config, Purpose::train, B, T, options);
     model.stream = own.stream;
     Comm single_rank;  // its collectives do nothing
     if (options.tensor.count > 1) model.tensor_ranks = &single_rank;
     Optimizer<floatX> optimizer(model, {}, options);
-    init_weights(optimizer, 42);
+    if (!device_memory_is_host()) init_weights(optimizer, 42);  // a GPU is faster with zeros
     optimizer.weights_loaded();
     const DeviceBuffer<int> tokens = random_tokens(int64_t(B) * T + 1, config.V, own.stream);
-    MeasuredStep measured{B, 0.0, 0.0};
-    // The first step includes the first use of the memory; the times of a later one replace its times.
-    for (int step = 1; step <= 3 && measured.micro_step < MAX_MICRO_STEP_SECONDS; step++) {
-        wait_for_device();
+    std::vector<double> micro_steps, updates;
+    model.on_wait_for_weights = [&](int) {
+        if (seconds_now() - start > most_seconds) throw TooSlow();
+        if (progress.due()) show(micro_steps.size() + 1);
+    };
+    wait_for_device();
+    for (double spent = 0.0, last = 0.0; micro_steps.size() < 16;) {
         const double begin = seconds_now();
+        if (micro_steps.size() == 1 ? begin - start + last > most_seconds : spent > SHORT_SECONDS) break;
         optimizer.gradients.begin_step();
         model.zero_gradients();
         model.forward(tokens.data, B, T);
@@ -213,29 +240,56 @@ static MeasuredStep run_steps(const GPT2Config& config, int B, int T, MemoryOpti
         const double update = seconds_now();
         optimizer.gradients.virtual_rank_done(0);
         optimizer.clip(1.0f);
-        optimizer.step(1e-4f, step);
+        optimizer.step(1e-4f, int(micro_steps.size()) + 1);
         wait_for_device();
-        measured.micro_step = update - begin;
-        measured.update = seconds_now() - update;
+        micro_steps.push_back(update - begin);
+        updates.push_back(seconds_now() - update);
+        last = micro_steps.back() + updates.back();
+        spent += last;
     }
-    return measured;
+    return {B, settled(micro_steps), settled(updates), false};
 }
 
 void load_libraries(Dtype dtype, const GPT2Config& config) {
     if (device_memory_is_host()) return;
     const GPT2Config small = {std::min(64, config.max_T), std::min(512, config.V), 1, config.NH, config.C};
-    with_dtype(dtype, [&]<class floatX>(floatX) { run_steps<floatX>(small, 1, small.max_T, {}); });
+    with_dtype(dtype, [&]<class floatX>(floatX) { run_steps<floatX>(small, 1, small.max_T, {}, MOST_SECONDS); });
 }
 
 std::optional<MeasuredStep> measure_step(Dtype dtype, const GPT2Config& config, int B, int T, MemoryOptions options,
                                          double peak_flops) {
     options.virtual_ranks = options.shards = 1;
     options.shard_gradients = options.shard_weights = false;
-    const double sequence = flops_per_token(config, T) * T / options.tensor.count / (ASSUMED_MFU * peak_flops);
-    if (sequence > MAX_MICRO_STEP_SECONDS) return {};
-    B = std::clamp(int(std::min(MAX_MICRO_STEP_SECONDS / sequence, 1e6)), 1, B);
-    if (device_bytes(training_memory(dtype, config, plan_batch(B, T, 0, 1), options)) > device_bytes_free()) return {};
-    return with_dtype(dtype, [&]<class floatX>(floatX) { return run_steps<floatX>(config, B, T, options); });
+    if (peak_flops == 0) peak_flops = UNKNOWN_PEAK;
+    const auto with_layers = [&](int L) { return GPT2Config{config.max_T, config.V, L, config.NH, config.C}; };
+    const auto seconds_of_sequence = [&](int L) {
+        return flops_per_token(with_layers(L), T) * T / options.tensor.count / (ASSUMED_MFU * peak_flops);
+    };
+    const auto fits = [&](int L, int B) {
+        const BatchPlan batch = plan_batch(B, T, 0, 1);
+        return device_bytes(training_memory(dtype, with_layers(L), batch, options)) <= device_bytes_free();
+    };
+    const auto measure = [&](int L, double most_seconds) {
+        const int shorter = std::clamp(int(std::min(SHORT_SECONDS / seconds_of_sequence(L), 1e6)), 1, B);
+        return with_dtype(dtype, [&]<class floatX>(floatX) {
+            return run_steps<floatX>(with_layers(L), fits(L, shorter) ? shorter : 1, T, options, most_seconds);
+        });
+    };
+    try {
+        const int L = config.L;
+        if (seconds_of_sequence(L) <= MOST_SECONDS_OF_SEQUENCE && fits(L, 1)) return measure(L, MOST_SECONDS);
+        if (L <= 2 || seconds_of_sequence(1) + seconds_of_sequence(2) > MOST_SECONDS / 2 || !fits(2, 1)) return {};
+        // Layers are alike: each takes the difference between models of one and of two.
+        const MeasuredStep two = measure(2, MOST_SECONDS * 2 / 3);
+        B = two.B;
+        const MeasuredStep one = measure(1, MOST_SECONDS / 3);
+        const auto all = [&](double of_one, double of_two) {
+            return of_one + (L - 1) * std::max(0.0, of_two - of_one);
+        };
+        return MeasuredStep{B, all(one.micro_step, two.micro_step), all(one.update, two.update), true};
+    } catch (const TooSlow&) {
+        return {};
+    }
 }
 
 // ---- text

@@ -79,10 +79,12 @@ void load_libraries(Dtype dtype, const GPT2Config& config);
 struct MeasuredStep {
     int B;                      // sequences of the micro-batch
     double micro_step, update;  // seconds
+    bool of_two_layers;         // computed from the times of models of one and two layers
 };
 
-// Times a micro-step and an update on one rank, with fewer than B sequences if B would take long. Returns nothing if
-// one sequence would take too long, estimated from the device's peak (FLOP/s), or if too little memory is free.
+// Times a micro-step and an update on one rank, for at most 60 s: with fewer than B sequences if B would take long or
+// does not fit, and else with one or two layers. Returns nothing if these would take too long, estimated from the
+// device's peak (FLOP/s; 0: unknown), or if too little memory is free.
 std::optional<MeasuredStep> measure_step(Dtype dtype, const GPT2Config& config, int B, int T, MemoryOptions options,
                                          double peak_flops);
 

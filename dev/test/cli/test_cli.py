@@ -46,8 +46,9 @@ def test_init_starts_from_the_weights_which_lr_0_leaves_as_they_are(trained, tmp
 
 
 @pytest.mark.parametrize("options, text", [
-    (TINY, r"per step.*: measured here with 2 x 16 tokens, .* tokens/s, .* % of the peak"),
-    ("--model d48 -b 4 -t 1024", "estimated at 40 % of the peak: a step is too large"),
+    (TINY, r"per step, .* for 10 billion tokens: measured here with 2 x 16 tokens, .* tokens/s, .* % of the peak\n"),
+    ("--model d48 -t 1024 --measure off --steps 7", "for 7 steps, estimated at 40 % of the peak: --measure is off\n"),
+    ("--model gpt3-13b -b 1 -d 0", "estimated at 40 % of the peak: a step is too large to be measured here\n"),
     ("--layers 2 --heads 250 --channels 64000 --micro-batch 1",
      r"\nmemory .* of .* available, does not fit: try a smaller model"),
     (f"{TINY} --steps 20 --checkpoint-every 2 --keep-every 8 --keep-best",
@@ -55,6 +56,13 @@ def test_init_starts_from_the_weights_which_lr_0_leaves_as_they_are(trained, tmp
 ])
 def test_plan_says(options, text):
     assert re.search(text, run(PROGRAM, "plan", options).out)
+
+
+def test_the_cost_of_a_run_is_that_of_all_ranks_and_steps():
+    plan = run(PROGRAM, "plan", TINY, "-b 1 --steps 4000 --ranks 4 --dollars-per-hour 900").out
+    seconds = float(re.search("^time +([0-9.]+) s per step, .* for 4,000 steps: .*, on one rank alone", plan, re.M)[1])
+    cost = re.search(r"^cost +\$([0-9,.]+) for 4,000 steps: 4 ranks at \$900 an hour$", plan, re.M)[1]
+    assert close(float(cost.replace(",", "")), 4000 * seconds, 0.01)
 
 
 def test_training_on_the_validation_data_gives_a_warning(data):

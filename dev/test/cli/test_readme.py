@@ -17,7 +17,7 @@ SHORT = "--layers 2 --heads 2 --channels 32 --seq-len 16 --micro-batch 2 --globa
         "--val-tokens 32 --sample-every 0 --quiet"
 COMMANDS = {  # the beginning of a command: the options that are put after it
     "data/fineweb10B.sh 1": "",
-    "./train_gpt2 plan": "",
+    "./train_gpt2 plan": "--measure off",
     "./train_gpt2 --model d12": f"{SHORT} --val-every 2",
     "./train_gpt2 --resume": "--steps 3 --quiet",
     "data/bible_austen.sh": "",

@@ -22,7 +22,7 @@ RECIPES = sorted(path.name for path in (ROOT / "scripts").glob("run_gpt*"))
     ("run_gpt2_124M.sbatch", {"NODES": "4"}, 32, 524288, 124439808, 1024),
 ])
 def test_a_plan_has_the_published_batch_and_size(script, env, ranks, tokens, parameters, seq_len):
-    plan = run(f"scripts/{script} --plan", env=env).out.replace(",", "")
+    plan = run(f"scripts/{script} --plan --measure off", env=env).out.replace(",", "")
     batch = re.search("^batch (.*)", plan, re.MULTILINE)[1]
     in_step, sequences, length, world_size, micro_steps = map(int, re.findall("[0-9]+", batch))
     assert (in_step, length, world_size) == (tokens, seq_len, ranks)
@@ -31,7 +31,7 @@ def test_a_plan_has_the_published_batch_and_size(script, env, ranks, tokens, par
 
 
 def test_options_of_a_recipe_are_those_of_the_program():
-    recipe = "scripts/run_gpt2_124M.sh --plan"
+    recipe = "scripts/run_gpt2_124M.sh --plan --measure off"
     assert " 24 layers" in run(recipe, "--model d24").out
     refused(2, "did you mean --steps?", recipe, "--stesp 3")
 

@@ -35,13 +35,27 @@ TEST_CASE("a global batch is micro-batches x ranks x micro-steps, and others are
 
 static const GPT2Config config = {32, 300, 3, 2, 64};
 
-TEST_CASE("a step is measured with fewer sequences, or not at all, if it would take too long") {
-    const double flops = flops_per_token(config, 32) * 32;
-    // Two sequences take 1.6 s.
-    const auto slow = measure_step(Dtype::bf16, config, 4, 32, {}, flops * 2.5 / (2.0 * ASSUMED_MFU));
-    REQUIRE(slow);
-    CHECK((slow->B == 2 && slow->micro_step > 0.0 && slow->update > 0.0));
-    CHECK_FALSE(measure_step(Dtype::bf16, config, 4, 32, {}, flops / (7.0 * ASSUMED_MFU)));    // one takes 7 s
+TEST_CASE("a step is measured with fewer sequences, with one and two layers, or not at all, if it would take long") {
+    // A sequence takes so many seconds, if the peak is true.
+    const auto measured = [](double seconds) {
+        const double flops = flops_per_token(config, 32) * 32;
+        return measure_step(Dtype::bf16, config, 4, 32, {}, flops / (seconds * ASSUMED_MFU));
+    };
+    struct {
+        double seconds;
+        int B;
+        bool of_two_layers;
+    } const rows[] = {{0.1, 4, false}, {0.8, 2, false}, {14.0, 1, false}, {16.0, 1, true}};
+    for (const auto& row : rows) {
+        const auto step = measured(row.seconds);
+        REQUIRE(step);
+        CHECK((step->B == row.B && step->of_two_layers == row.of_two_layers));
+        CHECK((step->micro_step > 0.0 && step->update > 0.0));
+    }
+    CHECK_FALSE(measured(40.0));
+    const auto of_unknown_peak = measure_step(Dtype::bf16, config, 4, 32, {}, 0.0);
+    REQUIRE(of_unknown_peak);
+    CHECK((of_unknown_peak->B == 4 && !of_unknown_peak->of_two_layers));
     CHECK_FALSE(measure_step(Dtype::bf16, {1024, 50257, 48, 100, 25600}, 1, 1024, {}, 1e18));  // no memory
 }
 
