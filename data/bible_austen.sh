@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 # shellcheck source=data/functions.sh
 source data/functions.sh
 
-vocab=4096
+vocab=${BOOK_VOCAB:-4096}
 parse_arguments 0 vocab "$@"
 out=data/bible_austen
 text=$out/text

@@ -128,12 +128,12 @@ fetch_gpt2_tokenizer() {
 }
 
 # suitable_vocab BYTES: prints a vocabulary size for a text of so many bytes; in a larger vocabulary most
-# tokens would be rare.
+# tokens would be rare. BOOK_VOCAB sets that of texts of some MB.
 suitable_vocab() {
     local bytes=$1
     if [ "$bytes" -lt 300000 ]; then echo 512
     elif [ "$bytes" -lt 3000000 ]; then echo 2048
-    elif [ "$bytes" -lt 100000000 ]; then echo 4096
+    elif [ "$bytes" -lt 100000000 ]; then echo "${BOOK_VOCAB:-4096}"
     else echo 16384; fi
 }
 

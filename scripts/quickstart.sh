@@ -6,6 +6,7 @@
 # Run again, it continues where it stopped. TRAIN_SECONDS=1200 trains longer.
 set -euo pipefail
 
+again="${TRAIN_SECONDS:+TRAIN_SECONDS=$TRAIN_SECONDS }$0 ${*@Q}"
 inputs=()
 for input in "$@"; do
     case $input in
@@ -17,11 +18,18 @@ for input in "$@"; do
 done
 cd "$(dirname "$0")/.."
 seconds=${TRAIN_SECONDS:-240}
+[[ $seconds =~ ^[1-9][0-9]{0,6}$ ]] || { echo "quickstart.sh: TRAIN_SECONDS=$seconds is no whole number" >&2; exit 2; }
 
 # shellcheck source=data/functions.sh
 source data/functions.sh
 
 heading() { printf '\n== %s\n' "$*"; }
+
+stopped() {
+    echo "stopped; to go on from here: $again"
+    exit 75
+}
+trap 'echo; stopped' INT
 
 build() {
     program=train_gpt2
@@ -36,78 +44,102 @@ build() {
     program=./$program
 }
 
-# Makes the corpus. Sets data, prompt and run.
-prepare_corpus() {
-    if [ ${#inputs[@]} = 0 ]; then
-        name=bible_austen
-        data=data/bible_austen
-        prompt="In the beginning"
-        HIDE_TRAIN_COMMAND=1 data/bible_austen.sh
-    else
+# Sets name, data, prompt and run.
+name_run() {
+    name=bible_austen prompt="In the beginning"
+    if [ ${#inputs[@]} != 0 ]; then
         name=$(basename "${inputs[0]}")
         name=$(tr -c 'A-Za-z0-9_.\n-' _ <<<"${name%.*}")
-        data=data/$name
         prompt=""
-        HIDE_TRAIN_COMMAND=1 data/text.sh "${inputs[@]}" --out "$data"
     fi
+    data=data/$name
     run=out/quickstart_$name
 }
 
-# choose_model middle|small: sets options and most_steps. For a text of a few pages it chooses short windows.
-choose_model() {
-    local size=$1 of_windows
-    choose_windows "$data"
-    options=(--train-data "$data/train_*.bin" --val-data "$data/val_*.bin")
-    case $size in
-        small) options+=(--layers 4 --heads 4 --channels 256) ;;
-        *) options+=(--layers 6 --heads 6 --channels 384) ;;
+# choose_size middle|small|large: sets shape, the options of a model with its learning rate and validation, and the
+# batch and vocabulary of a text of some MB. In short time a small model learns most, from few and long tokens
+# (dev/LOG.md).
+choose_size() {
+    export BOOK_VOCAB=4096
+    case $1 in
+        middle) shape=(--layers 4 --heads 4 --channels 256 --lr 2e-3 --val-tokens 81920) ;;
+        large) shape=(--layers 6 --heads 6 --channels 384 --lr 2e-3 --val-tokens 81920) ;;
+        small)
+            shape=(--layers 2 --heads 3 --channels 192 --lr 3e-3 --val-tokens 20480) BOOK_VOCAB=16384
+            book_windows="--seq-len 256 --micro-batch 4 --global-batch 1024" ;;
     esac
-    read -ra of_windows <<<"$windows"
-    options+=("${of_windows[@]}")
-    tokens_per_step=${windows##* }
-    most_steps=$((20 * train_tokens / tokens_per_step))  # 20 epochs: more would only memorize the text
-    if [ $most_steps -lt 100 ]; then most_steps=100; fi
 }
 
-# Sets steps: as many as fit into the time, at the median speed of the last 8 of 16 steps. The first ones are
-# slow: memory is new.
+# Sets speed, in tokens/s. `plan` trains up to 16 steps on random tokens.
 measure() {
-    local scratch speed
-    scratch=$(mktemp -d)
-    echo "measuring the speed of 16 steps"
-    "$program" "${options[@]}" --output "$scratch" --steps 16 --warmup 1 --val-every 0 --checkpoint-every 0 --quiet
-    speed=$(sed -n 's/.*"tokens_per_s": *\([0-9]*\).*/\1/p' "$scratch/log.jsonl" | tail -n 8 | sort -n |
-        awk '{ v[NR] = $1 } END { print v[int((NR + 1) / 2)] }')
-    rm -r "$scratch"
-    [ -n "$speed" ] || die "$program wrote no speed into its log"
+    local batch
+    read -ra batch <<<"$book_windows"
+    speed=$("$program" plan "${shape[@]}" "${batch[@]}" --vocab-size "$BOOK_VOCAB" |
+        sed -n 's/^time .* \([0-9,]*\) tokens\/s.*/\1/p' | tr -d ,)
+    [ -n "$speed" ] || die "$program plan has measured no speed"
+}
+
+# Chooses the size of model that learns most in this time, by the tokens that the middle one would train on.
+measure_and_choose() {
+    local tokens
+    echo "measuring the speed"
+    choose_size middle
+    measure
+    tokens=$((seconds * speed))
+    if [ $tokens -lt 2000000 ]; then choose_size small && measure; fi
+    if [ $tokens -gt 25000000 ]; then choose_size large && measure; fi
+}
+
+prepare_corpus() {
+    if [ ${#inputs[@]} = 0 ]; then
+        HIDE_TRAIN_COMMAND=1 data/bible_austen.sh
+    else
+        HIDE_TRAIN_COMMAND=1 data/text.sh "${inputs[@]}" --out "$data"
+    fi
+}
+
+# Sets batch, which has short windows for a text of a few pages, and steps: as many as fit into the time, but at most 20
+# epochs: more would only memorize the text.
+choose_steps() {
+    local most tokens_per_step
+    choose_windows "$data"
+    read -ra batch <<<"$windows"
+    tokens_per_step=${windows##* }
     steps=$((seconds * speed / tokens_per_step / 10 * 10))
+    most=$((20 * train_tokens / tokens_per_step))
+    if [ $most -lt 100 ]; then most=100; fi
     echo "$speed tokens/s: $steps steps of $tokens_per_step tokens in $seconds s"
-    if [ "$steps" -gt "$most_steps" ]; then steps=$most_steps && echo "$steps are enough for this text"; fi
+    if [ "$steps" -gt $most ]; then
+        steps=$most
+        echo "$steps are enough for this text"
+    elif [ "$steps" -lt 500 ]; then
+        echo "too few for readable text: that takes about TRAIN_SECONDS=$((600 * tokens_per_step / speed)) here"
+    fi
     if [ "$steps" -lt 20 ]; then steps=20; fi
 }
 
-# The options of a run are stored in its folder, so that a second start continues the same run.
+# Makes the corpus, and sets the options of the run. They are stored in its folder, so that a second start continues the
+# same run, with the same vocabulary.
 choose_run() {
-    if [ -f "$run/quickstart" ] && [ "$(head -1 "$run/quickstart")" = "$(cksum <"$data/made_of")" ]; then
-        mapfile -t options < <(tail -n +2 "$run/quickstart")
-        echo "continuing $run"
-        return
+    if [ -f "$run/quickstart" ] && [ -f "$data/made_of" ]; then
+        BOOK_VOCAB=$(sed -n '/^--train-bpe$/{n;p}' "$data/made_of") prepare_corpus
+        if [ "$(head -1 "$run/quickstart")" = "$(cksum <"$data/made_of")" ]; then
+            mapfile -t options < <(tail -n +2 "$run/quickstart")
+            echo "continuing $run"
+            return
+        fi
     fi
+    measure_and_choose
+    prepare_corpus
     if [ -e "$run" ]; then
         echo "$run was trained on another text; it is renamed to $run.$(date +%s)"
         mv "$run" "$run.$(date +%s)"
     fi
-    choose_model middle
-    measure
-    # In the time that 2,000 steps of this model take, the smaller model reaches a loss lower by 0.34 (dev/LOG.md).
-    if [ "$steps" -lt 5000 ] && [ "$steps" -lt "$most_steps" ]; then
-        echo "a smaller model learns more in this time on this machine"
-        choose_model small
-        measure
-    fi
-    options+=(--steps "$steps" --lr 2e-3 --beta2 0.995 --warmup $((steps / 5 + 1)) --schedule cosine
-              --final-lr-fraction 0.1 --val-every $(((steps + 9) / 10)) --val-tokens 81920
-              --sample-every $(((steps + 3) / 4)) --checkpoint-every $(((steps + 3) / 4)) --keep 1)
+    choose_steps
+    options=(--train-data "$data/train_*.bin" --val-data "$data/val_*.bin" "${shape[@]}" "${batch[@]}"
+             --steps "$steps" --beta2 0.995 --warmup $((steps / 5 + 1)) --schedule cosine
+             --final-lr-fraction 0.1 --val-every $(((steps + 9) / 10))
+             --sample-every $(((steps + 3) / 4)) --checkpoint-every $(((steps + 3) / 4)) --keep 1)
     mkdir -p "$run"
     { cksum <"$data/made_of" && printf '%s\n' "${options[@]}"; } >"$run/quickstart"
 }
@@ -119,7 +151,7 @@ train() {
     fi
     local status=0
     "$program" "${options[@]}" --output "$run" --log-every 20 --resume || status=$?
-    if [ $status = 75 ]; then echo "stopped; the same command continues from here" && exit 75; fi
+    if [ $status = 75 ]; then stopped; fi
     if [ $status != 0 ]; then exit $status; fi
     touch "$run/finished"
 }
@@ -131,10 +163,10 @@ heading "packages"
 echo "everything needed is installed"
 heading "build"
 build
-heading "text"
-prepare_corpus
-heading "training: $run"
+name_run
+heading "text: $data"
 choose_run
+heading "training: $run"
 train
 heading "a sample, for the prompt '$prompt'"
 "$program" generate --init "$run" --prompt "$prompt" --max-tokens 200 --seed 1
