@@ -91,6 +91,12 @@ static Config config_from_environment() {
     read_failure(c);
     c.eager_cp_async = setting("SIMT_CP_ASYNC", "lazy", "eager", nullptr);
     c.deferred_streams = setting("SIMT_STREAMS", "now", "deferred", &c.stream_seed);
+    c.gpu_math = setting("SIMT_MATH", "exact", "gpu", nullptr);
+#ifndef SIMT_FUSED
+    if (c.gpu_math) fprintf(stderr, "emulator: SIMT_MATH=gpu needs programs that `make emulator MATH=gpu` has built\n");
+    if (c.gpu_math) exit(2);
+#endif
+    if (c.gpu_math) fprintf(stderr, "arithmetic: gpu\n");
     return c;
 }
 

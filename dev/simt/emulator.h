@@ -11,15 +11,18 @@
 // uninitialised values; ThreadSanitizer, which sees each fiber as a thread, a missing __syncthreads, __syncwarp,
 // __threadfence, atomic, event or synchronisation, and it names both source lines.
 //
-// It cannot show a GPU's rounding (FMA, ex2.approx, rcp.approx, the order of sums inside mma), a GPU's speed, kernels
-// whose threads spin until another thread acts (fibers are not preempted), and instructions that simt.h has no wrapper
-// for.
+// It cannot show the order of sums inside mma, a GPU's speed, kernels whose threads spin until another thread acts
+// (fibers are not preempted), and instructions that simt.h has no wrapper for. A GPU's rounding it shows only in a
+// build of its own, `make emulator MATH=gpu`: the compiler fuses multiplications and additions, as nvcc does, and with
+// SIMT_MATH=gpu the approximate instructions have errors as large as a GPU's.
 //
 // Environment variables; simt::config has the same settings, except SIMT_NCCL:
 //   SIMT_ORDER=forward|reverse|random[:SEED]   order in which threads of a block, and blocks, run [forward]
 //   SIMT_CP_ASYNC=lazy|eager                   a cp.async copy runs when a thread waits for it, or at once [lazy]
 //   SIMT_STREAMS=now|deferred[:SEED]           queued work runs at once, or when the host waits, with the streams
 //                                              interleaved at random [now]
+//   SIMT_MATH=exact|gpu                        results of ex2, rcp, rsqrt and tanh are rounded, or as inexact as on a
+//                                              GPU [exact]
 //   SIMT_NCCL=deaf                             NCCL does not notice that another rank has ended [it notices]
 //   SIMT_FAIL=N|capture                        operation N (from 1), or the first one of a capture, fails like an
 //                                              illegal access: this call and all later ones return the error [never]
@@ -95,8 +98,16 @@ struct Config {
     int device_error = 0;         // cudaError_t of cudaSetDevice
     bool kernel_images = true;    // whether the program has code for the GPU
     bool fused_epilogues = true;  // whether cuBLASLt has algorithms for GELU and its derivative
+    bool gpu_math = false;
 };
 extern Config config;
+
+// With a GPU's arithmetic: returns y with an error of up to `ulp` units in the last place, which depends on y's bits.
+inline float inexact(float y, int ulp) {
+    if (!config.gpu_math || !std::isnormal(y)) return y;
+    const uint32_t bits = std::bit_cast<uint32_t>(y), hash = bits * 2654435761u >> 8;
+    return std::bit_cast<float>(bits + hash % uint32_t(2 * ulp + 1) - uint32_t(ulp));
+}
 
 // The source line of a call. SIMT_SITE is a default argument, which the compiler evaluates at the caller. The emulator
 // compares the sites of lanes that meet in an operation.
@@ -297,8 +308,8 @@ template <class T>
 void __stcs(T* p, const std::type_identity_t<T>& value) {
     *p = value;
 }
-inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
-inline float __fdividef(float a, float b) { return a / b; }
+inline float rsqrtf(float x) { return simt::inexact(1.0f / std::sqrt(x), 2); }
+inline float __fdividef(float a, float b) { return simt::inexact(a / b, 2); }
 // math.h of glibc declares these two, but no library defines them.
 extern "C" inline float __expf(float x) noexcept { return std::exp(x); }
 extern "C" inline float __logf(float x) noexcept { return std::log(x); }
@@ -419,7 +430,8 @@ cudaError_t cudaMemset(void* p, int value, size_t bytes, SIMT_SITE);
 cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t stream = nullptr, SIMT_SITE);
 
 cudaError_t cudaStreamCreate(cudaStream_t* stream);
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags);
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority);
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaStreamQuery(cudaStream_t stream);

@@ -2,7 +2,8 @@
 
 Default: unit tests, the CUDA backend in the emulator and on the GPU if there is one, and the whole model against its
 reference. `sanitizers`: the same by clang with AddressSanitizer, ThreadSanitizer and MemorySanitizer. `slow`: another
-order of blocks in the emulator, the fuzzers on their committed inputs, and all kernels through nvcc.
+order of blocks and a GPU's arithmetic in the emulator, the fuzzers on their committed inputs, and all kernels through
+nvcc.
 """
 
 import fcntl
@@ -127,11 +128,15 @@ def test_emulated(name, run_cases):
     run_cases(RELEASE / name)
 
 
+# With the fused multiply-adds and the inexact instructions of a GPU (dev/simt/emulator.h).
 @slow
 @needs_x86
-@pytest.mark.parametrize("name", GPU_TESTS)
-def test_emulated_in_reverse_order(name, run_cases):
-    run_cases(RELEASE / "emulator" / name, env={"SIMT_ORDER": "reverse"})
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("name", [*GPU_TESTS, "test_gpt2cu"])
+def test_emulated_with_a_gpus_arithmetic_in_reverse_order(name, run_cases):
+    folder = "build/release-gpumath"
+    build("MATH=gpu", *(f"{folder}/{program}" for program in [*GPU_TESTS, "test_gpt2cu"]))
+    run_cases(ROOT / folder / name, env={"SIMT_ORDER": "reverse", "SIMT_MATH": "gpu"})
 
 
 @pytest.mark.gpu

@@ -261,12 +261,16 @@ uint32_t pack_fp8(float x0, float x1, float x2, float x3) {
     return fp8_code<Format>(x0) | uint32_t(fp8_code<Format>(x1)) << 8 | uint32_t(fp8_code<Format>(x2)) << 16 |
            uint32_t(fp8_code<Format>(x3)) << 24;
 }
-inline float exp2_fast(float x) { return std::exp2(x); }
+inline float exp2_fast(float x) { return x == 0.0f ? 1.0f : simt::inexact(std::exp2(x), 2); }  // exact at 0 (PTX ISA)
 inline float reciprocal_fast(float x) {
-    const float y = 1.0f / x;
+    const float y = simt::inexact(1.0f / x, 1);
     return std::fabs(y) < 0x1p-126f ? std::copysign(0.0f, y) : y;
 }
-inline float mul_rn(float x, float y) { return x * y; }
+inline float mul_rn(float x, float y) {
+    float product = x * y;
+    asm("" : "+x"(product));  // no fused multiply-add
+    return product;
+}
 
 inline void mma_m16n8k16(float (&acc)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], SIMT_SITE) {
     simt::expect_written(acc, sizeof(acc));

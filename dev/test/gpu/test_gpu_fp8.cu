@@ -22,7 +22,7 @@ struct Fp8OnGpu : GpuBackend {
                 return {step, sum_error};
             case Value::dinp:
                 return {(gelu ? 2.0f : 1.0f) * step + 8 * epsilon<float>(),
-                        sum_error + (gelu ? 64 * epsilon<float>() * root : 0.0f)};
+                        sum_error + (gelu ? 64 * epsilon<float>() * root + fused_gelu_error(K) : 0.0f)};
             default:
                 return {epsilon<float>(), sum_error + epsilon<float>()};
         }

@@ -24,7 +24,8 @@ struct MatmulOnGpu : GpuBackend {
                 return {one_rounding, sum_error};
             case Value::dinp:  // multiplied by gelu', at most 1.13; our own kernel reads a sum that is already rounded
                 return {(options.gelu ? 2.0f : 1.0f) * one_rounding + 8 * epsilon<float>(),
-                        sum_error + (options.gelu ? 64 * epsilon<float>() * root : 0.0f)};
+                        sum_error + (options.gelu ? 64 * epsilon<float>() * root : 0.0f) +
+                            (options.gelu && one_rounding > 0 ? fused_gelu_error(K) : 0.0f)};
             case Value::dbias:  // the roundings of its N additions grow like sqrt(N)
                 return {epsilon<float>(), root * (4.0f + root) * epsilon<float>()};
             default:
