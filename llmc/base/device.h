@@ -65,7 +65,7 @@ int64_t device_bytes_free(int processes = 1);
 void* host_allocate(int64_t bytes);
 void host_free(void* memory);
 
-Stream create_stream();
+Stream create_stream(bool first = false);  // first: its work starts before that of other streams
 void destroy_stream(Stream stream);
 void wait_for_stream(Stream stream);
 void wait_for_device();
@@ -108,9 +108,9 @@ void device_end_range();
 
 // A stream that is destroyed with its owner.
 struct OwnedStream {
-    Stream stream = create_stream();
+    Stream stream;
 
-    OwnedStream() = default;
+    explicit OwnedStream(bool first = false) : stream(create_stream(first)) {}
     OwnedStream(const OwnedStream&) = delete;
     ~OwnedStream() { destroy_stream(stream); }
 };

@@ -76,7 +76,7 @@ int64_t device_bytes_free(int processes) { return host_bytes_free(processes); }
 int64_t device_bytes_allocated() { return cpu::bytes_allocated(); }
 
 // Every call has finished its work when it returns, so there is nothing to wait for.
-Stream create_stream() { return nullptr; }
+Stream create_stream(bool) { return nullptr; }
 void destroy_stream(Stream) {}
 void wait_for_stream(Stream) {}
 void wait_for_device() {}

@@ -303,9 +303,11 @@ void host_free(void* block) {
     if (block) cudaFreeHost(block);
 }
 
-Stream create_stream() {
+Stream create_stream(bool first) {
     Stream stream = nullptr;
-    CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    int least = 0, greatest = 0;
+    CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    CUDA_CHECK(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, first ? greatest : least));
     std::lock_guard lock(streams().mutex);
     streams().all.insert(stream);
     return stream;

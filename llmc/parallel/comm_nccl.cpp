@@ -34,10 +34,10 @@ static_assert(NCCL_VERSION_CODE >= 21801, "groups of GPU ranks need NCCL 2.18.1 
 void pause(int tries) { std::this_thread::sleep_for(std::chrono::microseconds(std::min(tries, 1000))); }
 
 struct NcclComm : Comm {
-    std::unique_ptr<Comm> host;  // MPI, if MPI started the ranks
-    ncclComm_t nccl = nullptr;   // null after abort_all
-    std::string abort_reason;    // reason of abort_all
-    OwnedStream nccl_stream;     // stream of the collectives
+    std::unique_ptr<Comm> host;     // MPI, if MPI started the ranks
+    ncclComm_t nccl = nullptr;      // null after abort_all
+    std::string abort_reason;       // reason of abort_all
+    OwnedStream nccl_stream{true};  // of the collectives; what the GPU computes meanwhile does not delay them
     static constexpr int RING = 64;
     Event completed[RING];  // completed[t % RING]: the end of ticket t, or of a later ticket
     Ticket issued = 0;

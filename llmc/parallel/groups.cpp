@@ -46,6 +46,7 @@ Groups make_groups(Comm& world, int tensor_parallel) {
     if (tensor_parallel == 1) {
         std::unique_ptr<Comm> alone = world.Comm::split(0);
         Comm& tp = *alone;
+        world.connect();
         return {world, nullptr, std::move(alone), world, tp};
     }
     const std::string warning = warn_of_hosts(world.all_gather_text(host_name()), tensor_parallel);
@@ -53,13 +54,8 @@ Groups make_groups(Comm& world, int tensor_parallel) {
     std::unique_ptr<Comm> own_tp = world.split(world.rank / tensor_parallel);
     std::unique_ptr<Comm> own_dp = world.split(world.rank % tensor_parallel);
     Comm &dp = *own_dp, &tp = *own_tp;
+    for (Comm* comm : {&world, &tp, &dp}) comm->connect();
     return {world, std::move(own_dp), std::move(own_tp), dp, tp};
-}
-
-void Groups::connect() const {
-    world.connect();
-    tp.connect();
-    if (own_dp) dp.connect();
 }
 
 int64_t Groups::bytes_sent() const { return world.bytes_sent + tp.bytes_sent + (own_dp ? dp.bytes_sent : 0); }

@@ -13,7 +13,6 @@ struct Groups {
     Comm& dp;  // the ranks with the same tp_index: they have the same part of the model and other data
     Comm& tp;  // the ranks with the same dp_index: they have the same data and other parts of the model
 
-    void connect() const;        // all communicators, see Comm::connect
     int64_t bytes_sent() const;  // by this rank, in all communicators
     struct Waits {
         int64_t world, dp, tp;
@@ -31,7 +30,8 @@ int count_data_parallel(int world_size, int tensor_parallel, int heads = 0);
 
 // All ranks of `world` call it. With tensor_parallel = 1, dp is the world, and no group is made. Refuses (EXIT_USAGE) a
 // number that does not divide the ranks, and one that differs between ranks. Warns of a tensor-parallel group on
-// several hosts, whose ranks exchange activations in every layer. Groups must not outlive the world.
+// several hosts, whose ranks exchange activations in every layer. Connects the ranks of all groups (Comm::connect),
+// before memory is measured and filled. Groups must not outlive the world.
 Groups make_groups(Comm& world, int tensor_parallel);
 // Returns the warning; empty: each group is on one host. hosts: the host of each rank.
 std::string warn_of_hosts(const std::vector<std::string>& hosts, int tensor_parallel);

@@ -253,7 +253,6 @@ BatchPlan resolve_batch(Options& o, Dtype dtype, const GPT2Config& config, const
     const int data_parallel = count_data_parallel(world_size, o.tensor_parallel, config.NH);
     check_tensor_parallel(o, config, T, world_size);
     if (o.micro_batch == 0) {
-        groups.connect();
         load_libraries(dtype, config);
         o.micro_batch = largest_micro_batch(dtype, config, T, o.global_batch, data_parallel,
                                             memory_options_of(o, data_parallel), device_bytes_free(local_ranks));
