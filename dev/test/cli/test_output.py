@@ -2,6 +2,7 @@
 and a standard output that is closed, full, or whose reader has ended."""
 
 import re
+import shutil
 import signal
 import socket
 from pathlib import Path
@@ -62,6 +63,19 @@ def test_the_checkpoint_before_survives_a_full_disk(own_mounts, tmp_path, data):
     assert re.search("a checkpoint needs .* are free", result.errors[0])
     assert result.errors[0].endswith(f"; the last good checkpoint is {tmp_path}/run/step_000006")
     assert "step_000006" in result.out.splitlines()
+
+
+def test_a_checkpoint_that_was_removed_is_not_called_the_last_good_one(train_in_background, tmp_path, data):
+    out = Run(tmp_path / "run")
+    process = train_in_background(ENDLESS, "--checkpoint-every 500", out=out, data=data)
+    process.wait_for(out.latest, "the first checkpoint")
+    process.signal(signal.SIGSTOP)
+    shutil.move(out.folder, tmp_path / "moved")
+    out.folder.touch()  # so that the folder cannot be made again
+    process.signal(signal.SIGCONT)
+    assert process.wait() in (66, 73, 74), process.output
+    error = process.output.splitlines()[-1]
+    assert "was not saved: " in error and re.search("/run/step_[0-9]+ is no longer there$", error)
 
 
 def test_a_run_trains_on_while_its_output_is_read_only_and_saves_later(own_mounts, start, tmp_path, data):
