@@ -203,10 +203,11 @@ static double settled(const std::vector<double>& times) {
     return later[later.size() / 2];
 }
 
-// Trains up to 16 steps on one rank: two if there is time for them, and more while they are short. Throws TooSlow after
-// most_seconds.
+// Trains up to most_steps on one rank: two if there is time for them, and more while they are short. Throws TooSlow
+// after most_seconds.
 template <class floatX>
-static MeasuredStep run_steps(const GPT2Config& config, int B, int T, MemoryOptions options, double most_seconds) {
+static MeasuredStep run_steps(const GPT2Config& config, int B, int T, MemoryOptions options, double most_seconds,
+                              size_t most_steps = 16) {
     const double start = seconds_now();
     ProgressLine progress;
     const auto show = [&](size_t step) {
@@ -229,7 +230,7 @@ static MeasuredStep run_steps(const GPT2Config& config, int B, int T, MemoryOpti
         if (progress.due()) show(micro_steps.size() + 1);
     };
     wait_for_device();
-    for (double spent = 0.0, last = 0.0; micro_steps.size() < 16;) {
+    for (double spent = 0.0, last = 0.0; micro_steps.size() < most_steps;) {
         const double begin = seconds_now();
         if (micro_steps.size() == 1 ? begin - start + last > most_seconds : spent > SHORT_SECONDS) break;
         optimizer.gradients.begin_step();
@@ -253,7 +254,7 @@ static MeasuredStep run_steps(const GPT2Config& config, int B, int T, MemoryOpti
 void load_libraries(Dtype dtype, const GPT2Config& config) {
     if (device_memory_is_host()) return;
     const GPT2Config small = {std::min(64, config.max_T), std::min(512, config.V), 1, config.NH, config.C};
-    with_dtype(dtype, [&]<class floatX>(floatX) { run_steps<floatX>(small, 1, small.max_T, {}, MOST_SECONDS); });
+    with_dtype(dtype, [&]<class floatX>(floatX) { run_steps<floatX>(small, 1, small.max_T, {}, MOST_SECONDS, 1); });
 }
 
 std::optional<MeasuredStep> measure_step(Dtype dtype, const GPT2Config& config, int B, int T, MemoryOptions options,
