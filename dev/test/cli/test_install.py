@@ -59,8 +59,9 @@ def test_the_link_follows_the_flags_each_of_which_has_a_folder(tmp_path):
         said = make(flags, ["--eval", "where: ; @echo PROGRAM $(BUILD)/train_gpt2"], "where")
         return re.search("^PROGRAM (.*)", said, re.MULTILINE)[1]
 
-    programs = [program(flags) for flags in
-                ("", "SANITIZE=address,undefined", "CXX=clang++", "OPT=-O0", "CPPFLAGS=-Dx", "LDFLAGS=-s")]
+    (tmp_path / "other-g++").symlink_to(shutil.which("g++"))
+    programs = [program(flags) for flags in ("", "SANITIZE=address,undefined", f"CXX={tmp_path}/other-g++", "OPT=-O0",
+                                             "CPPFLAGS=-Dx", "LDFLAGS=-s")]
     assert len(set(programs)) == 6
     for flags, name in ("", programs[0]), ("SANITIZE=address,undefined", programs[1]), ("", programs[0]):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
