@@ -56,9 +56,9 @@ name_run() {
     run=out/quickstart_$name
 }
 
-# choose_size middle|small|large: sets shape, the options of a model with its learning rate and validation, and the
-# batch and vocabulary of a text of some MB. In short time a small model learns most, from few and long tokens
-# (dev/LOG.md).
+# choose_size middle|small|large: sets `shape`, which holds the options for the model, its learning rate and its
+# validation. Also sets the batch and the vocabulary size for a text of some MB. In a short time a small model with a
+# large vocabulary learns most (dev/LOG.md).
 choose_size() {
     export BOOK_VOCAB=4096
     case $1 in
@@ -98,8 +98,8 @@ prepare_corpus() {
     fi
 }
 
-# Sets batch, which has short windows for a text of a few pages, and steps: as many as fit into the time, but at most 20
-# epochs: more would only memorize the text.
+# Sets `batch` and `steps`. A text of a few pages gets short windows. The steps fill the time, up to 20 epochs: more
+# would only memorize the text.
 choose_steps() {
     local most tokens_per_step
     choose_windows "$data"

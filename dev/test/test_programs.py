@@ -128,7 +128,7 @@ def test_emulated(name, run_cases):
     run_cases(RELEASE / name)
 
 
-# With the fused multiply-adds and the inexact instructions of a GPU (dev/simt/emulator.h).
+# These builds fuse multiplications and additions, and have inexact instructions, as a GPU (dev/simt/emulator.h).
 @slow
 @needs_x86
 @pytest.mark.timeout(2400)

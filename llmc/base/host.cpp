@@ -32,7 +32,7 @@ void check_threads(int threads) {
     std::latch end(1);
     try {
         while (int(others.size()) + 1 < threads) others.emplace_back([&] { end.wait(); });
-    } catch (const std::system_error&) {  // as many as there are is the answer
+    } catch (const std::system_error&) {  // the number that could be started is reported below
     }
     end.count_down();
     for (std::thread& thread : others) thread.join();
@@ -153,7 +153,7 @@ int64_t host_bytes_left() {
 }
 
 int64_t host_bytes_free(int processes) {
-    constexpr int64_t stacks = 20 << 20;  // of the threads that load data and write checkpoints
+    constexpr int64_t stacks = 20 << 20;  // two threads, which load data and write checkpoints, need them
     return std::max<int64_t>(0,
                              std::min(host_bytes_left() / processes - HOST_BYTES_KEPT, address_space().left - stacks));
 }

@@ -37,7 +37,7 @@ struct NcclComm : Comm {
     std::unique_ptr<Comm> host;     // MPI, if MPI started the ranks
     ncclComm_t nccl = nullptr;      // null after abort_all
     std::string abort_reason;       // reason of abort_all
-    OwnedStream nccl_stream{true};  // of the collectives; what the GPU computes meanwhile does not delay them
+    OwnedStream nccl_stream{true};  // runs the collectives, before the kernels of other streams
     static constexpr int RING = 64;
     Event completed[RING];  // completed[t % RING]: the end of ticket t, or of a later ticket
     Ticket issued = 0;

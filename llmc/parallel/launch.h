@@ -20,7 +20,7 @@ struct Launch {
     std::string master_addr;   // host on which rank 0 listens (rendezvous.h); empty: unknown
     int master_port = 0;       // port; under torchrun the agent's, and rank 0 listens above it
     std::string run_id;        // name that distinguishes runs that use the same port
-    std::string secret;        // which the ranks prove to each other (rendezvous.h); empty: none
+    std::string secret;        // the ranks prove it to each other (rendezvous.h); empty: none
     int attempt = 0;           // number of restarts by torchrun (this host's agent) or of the Slurm job
     std::string note;          // remark for the log, on a setting that was ignored
     std::string incomplete;    // error, which make_comm gives: variables of which only some are set; empty: none

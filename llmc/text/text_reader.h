@@ -38,7 +38,7 @@ struct CorpusRules {
     // without surrounding white space.
     std::string split = "none";
     std::string text_key = "text";
-    bool skip_bad_lines = false;  // of JSONL files
+    bool skip_bad_lines = false;  // JSONL files only
     double val_fraction = 0.0;    // 0 to 0.5
 };
 
@@ -56,7 +56,7 @@ struct Chunk {
     std::vector<Document> documents;
     // Set by for_each_document:
     int64_t bad_lines = 0;  // lines of JSONL that it skipped
-    std::string first_bad;  // what is wrong with the first of them
+    std::string first_bad;  // the error of the first of them
 };
 
 struct CorpusReader {

@@ -41,7 +41,7 @@ struct Batches {
     CorpusReader reader;
     int threads;
     int64_t bad_lines = 0;       // lines of JSONL that were skipped
-    std::string first_bad = {};  // what is wrong with the first of them
+    std::string first_bad = {};  // the error of the first of them
 
     void count_bad_lines(const Chunk& chunk) {
         if (chunk.bad_lines > 0 && bad_lines == 0) first_bad = chunk.first_bad;

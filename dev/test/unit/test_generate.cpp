@@ -53,6 +53,7 @@ TEST_CASE("of a full context the first `kept` tokens and the newer half of the o
             };
             generate(model, prompt, 40, sampler, 0, emit, kept);
             CHECK(text == without_cache(model, prompt, 40, kept));
-            CHECK(std::ranges::count(text, text[0]) < 40);  // a text of one token would show nothing
+            CHECK(std::ranges::count(text, text[0]) <
+                  40);  // a text that repeats one token would not show which tokens stay
         }
 }

@@ -115,7 +115,7 @@ TEST_CASE("bad values, unknown options, and those of other trainers are refused,
 #ifdef __OPTIMIZE__
 constexpr int COUNT = 10000;
 #else
-constexpr int COUNT = 1000;  // with sanitizers
+constexpr int COUNT = 1000;  // a build with sanitizers is not optimized
 #endif
 
 TEST_CASE("10,000 odd spellings of options are read, or refused in one sentence") {
