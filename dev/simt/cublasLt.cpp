@@ -432,6 +432,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     const cublasStatus_t status =
         cublasLtMatmulAlgoCheck(handle, desc, a_layout, b_layout, c_layout, d_layout, algo, &checked);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
+    if (int(algo->data[0]) == simt::config.failing_algorithm) return CUBLAS_STATUS_EXECUTION_FAILED;
     for (const void* p : {a, b, c, static_cast<const void*>(d)})
         if (reinterpret_cast<uintptr_t>(p) % algorithms[algo->data[0]].alignment) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (reinterpret_cast<uintptr_t>(workspace) % 256)

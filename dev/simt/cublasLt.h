@@ -1,5 +1,5 @@
 // cublasLt.h: the emulator's replacement for cuBLASLt's header. It has the part of the interface that
-// llmc/cuda/matmul.cpp uses, with the same names and values. cublasLt.cpp computes the matmuls with plain loops, in
+// llmc/cuda/cublaslt.cpp uses, with the same names and values. cublasLt.cpp computes the matmuls with plain loops, in
 // stream order. It reports calls for which the library would only return an error code, or compute a wrong result.
 #pragma once
 #include "emulator.h"

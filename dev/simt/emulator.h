@@ -98,6 +98,7 @@ struct Config {
     int device_error = 0;         // cudaError_t of cudaSetDevice
     bool kernel_images = true;    // whether the program has code for the GPU
     bool fused_epilogues = true;  // whether cuBLASLt has algorithms for GELU and its derivative
+    int failing_algorithm = -1;   // cuBLASLt's algorithm of this number cannot be launched
     bool gpu_math = false;
 };
 extern Config config;

@@ -1,513 +1,21 @@
-// matmul.cpp: matrix multiplications by cuBLASLt. They take 77 % of a training step and are bound by the tensor cores.
+// matmul.cpp: the matmuls of ops.inc, by cuBLASLt (cublaslt.cpp).
 //
-// cuBLASLt's matrices are column-major: a row-major (R, C) matrix is to it a (C, R) matrix with leading dimension C.
-// Each call therefore computes the transpose of the result in ops.inc, D (m, n) = A (m, k) B (k, n):
-//   forward          out^T    (OC, N)  = weight^T^T (OC, IC)   inp^T  (IC, N)     A transposed
-//   input_gradient   dinp^T   (IC, N)  = weight^T   (IC, OC)   dout^T (OC, N)
-//   weight_gradient  dweight^T (IC, OC) = inp^T     (IC, N)    dout^T^T (N, OC)   B transposed
 // bf16 operands are accumulated in float, and gradients of weights stay float. fp32 matmuls are fp32 throughout, never
 // tf32.
 //
 // FP8 matmuls exist only with A transposed and B not: both operands have the inner dimension contiguous. Backward
 // therefore reads transposed copies, which fp8.cuh makes: of the weight, when it is packed; of inp and dout, in each
 // call. A is always in E4M3. Results are bf16 or float.
-//
-// The first call of each shape makes a plan (descriptors and algorithm), which later calls reuse. Its algorithm is the
-// fastest of many (autotune.h), or else the heuristic's first proposal. Split-K partial sums are added in float from
-// the workspace in a fixed order (the schemes COMPUTE_TYPE and OUTPUT_TYPE), so a plan always gives the same bits. The
-// scheme INPLACE is not used: no documentation promises in which order its blocks add to the result.
-//
-// The gradient of a weight has few tiles and a long sum: at C = 768 its result is 18 to 72 tiles of 128x256 for the 132
-// SMs of an H100, so without a split most SMs would have nothing to do.
-#include <algorithm>
-#include <compare>
-#include <iterator>
-#include <map>
-#include <optional>
-#include <utility>
-#include <vector>
-
-#include "cuda/algorithm_choices.h"
-#include "base/device.h"
-#include "cuda/autotune.h"
-#include "cuda/cuda_check.h"
 #include "cuda/matmul.h"
 
+#include <algorithm>
+#include <type_traits>
+
+#include "base/device.h"
+
+using namespace gpu;
+
 namespace {
-
-enum class Kind { forward, input_gradient, weight_gradient };
-constexpr const char* kind_names[] = {"forward", "input-gradient", "weight-gradient"};
-
-// The operation on the result of a matmul, as the caller sees it.
-enum class Epilogue { nothing, bias, gelu, bias_gelu, gelu_derivative, bias_gradient };
-constexpr const char* epilogue_names[] = {"", "+bias", "+gelu", "+bias+gelu", "*gelu'", "+bias gradient"};
-
-enum class Operands { fp32, bf16, fp8 };
-constexpr const char* operand_names[] = {"fp32", "bf16", "fp8"};
-template <class floatX>
-constexpr Operands operands_of = sizeof(floatX) == sizeof(float) ? Operands::fp32 : Operands::bf16;
-
-struct Shape {
-    Kind kind;
-    Epilogue epilogue;
-    Operands operands;
-    int m, n, k;
-    bool adds_residual = false;
-    int alignment = 0;  // common to all operands, in bytes
-    auto operator<=>(const Shape&) const = default;
-};
-
-// Bytes of workspace that cuBLASLt's algorithms may use in a model of C channels. NVIDIA recommends 32 MiB for Hopper
-// and 4 MiB for other GPUs. The partial sums of a weight's gradient need more: (4C, C) floats in 8 parts are 72 MiB
-// where C is 768.
-int64_t workspace_of_model(int C) {
-    constexpr int64_t least = 32 << 20, most = 128 << 20, parts = 8;
-    return std::clamp(parts * 4 * C * C * int64_t(sizeof(float)), least, most);
-}
-
-// Bytes of workspace that they may use in one matmul. C is not known here, but a weight's shorter side is at most C.
-int64_t workspace_limit(const Shape& shape) {
-    return workspace_of_model(shape.kind == Kind::weight_gradient ? std::min(shape.m, shape.n) : 0);
-}
-
-// The part of an epilogue that one of our kernels computes after the matmul. add_bias_gradient: the library cannot add
-// to an earlier bias gradient, so it writes to scratch memory and our kernel adds.
-enum class PostKernel { nothing, gelu, gelu_derivative, bias_gradient, add_bias_gradient };
-
-// A way to compute an epilogue: cuBLASLt's epilogue, then our kernel.
-struct Route {
-    cublasLtEpilogue_t epilogue;
-    PostKernel post_kernel;
-};
-
-// Whether GELU in cuBLASLt's epilogue is faster than in a separate kernel of ours, by GPU generation. Used where
-// nothing is timed.
-struct GeluFusion {
-    int major;  // the compute capability's first number
-    bool fused;
-};
-constexpr GeluFusion gelu_fusion_by_gpu[] = {
-    {8, false},   // A100, RTX 30 and 40: the library runs the epilogue as a second kernel, and writes everything twice
-    {9, true},    // H100: fused into the matmul since CUDA 12.5; gains 0.7 % of a whole step
-    {10, true},   // B200: no figure known; its matmuls are built like those of H100
-    {12, false},  // RTX 50: 296 us fused, 236 us separate
-};
-
-bool fused_gelu_is_faster() {
-    int device = 0;
-    cudaDeviceProp properties;
-    CUDA_CHECK(cudaGetDevice(&device));
-    CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
-    for (const GeluFusion& fusion : gelu_fusion_by_gpu)
-        if (fusion.major == properties.major) return fusion.fused;
-    return true;
-}
-
-// The routes for a shape's epilogue, the preferred one first; the heuristic may have no algorithm for it. In fp32 our
-// kernel always computes GELU, because the accuracy of the library's GELU depends on the algorithm.
-std::vector<Route> routes(const Shape& shape) {
-    const auto either = [&](Route fused, Route separate) -> std::vector<Route> {
-        if (shape.operands == Operands::fp32) return {separate};
-        if (fused_gelu_is_faster()) return {fused, separate};
-        return {separate, fused};
-    };
-    switch (shape.epilogue) {
-        case Epilogue::nothing:
-            return {{CUBLASLT_EPILOGUE_DEFAULT, PostKernel::nothing}};
-        case Epilogue::bias:
-            return {{CUBLASLT_EPILOGUE_BIAS, PostKernel::nothing}};
-        case Epilogue::gelu:
-            return either({CUBLASLT_EPILOGUE_GELU_AUX, PostKernel::nothing},
-                          {CUBLASLT_EPILOGUE_DEFAULT, PostKernel::gelu});
-        case Epilogue::bias_gelu:
-            return either({CUBLASLT_EPILOGUE_GELU_AUX_BIAS, PostKernel::nothing},
-                          {CUBLASLT_EPILOGUE_BIAS, PostKernel::gelu});
-        case Epilogue::gelu_derivative:
-            return either({CUBLASLT_EPILOGUE_DGELU, PostKernel::nothing},
-                          {CUBLASLT_EPILOGUE_DEFAULT, PostKernel::gelu_derivative});
-        case Epilogue::bias_gradient:  // in fp32 our kernel's sums have a known accuracy
-            if (shape.operands == Operands::fp32) return {{CUBLASLT_EPILOGUE_DEFAULT, PostKernel::bias_gradient}};
-            return {{CUBLASLT_EPILOGUE_DEFAULT, PostKernel::bias_gradient},
-                    {CUBLASLT_EPILOGUE_BGRADB, PostKernel::add_bias_gradient}};
-    }
-    return {};
-}
-
-// A matmul to run. Pointers have the names of ops.inc; out is the result: out, dinp or dweight.
-template <class floatX>
-struct Call {
-    Shape shape;
-    const void *a, *b;
-    void* out;
-    const floatX *bias = nullptr, *residual = nullptr;
-    floatX* pre_gelu = nullptr;  // written by Epilogue::gelu and bias_gelu, read by gelu_derivative
-    float* dbias = nullptr;      // written by Epilogue::bias_gradient
-    bool accumulate = false;     // into out and dbias
-    const float *a_scale = nullptr, *b_scale = nullptr;  // FP8 dequantization scales
-    float* amax = nullptr;                               // raised to the largest magnitude of out
-};
-
-struct Plan {
-    PostKernel post_kernel;
-    bool uses_aux;  // the library's epilogue writes or reads pre_gelu
-    cublasLtMatmulDescOpaque_t desc;
-    cublasLtMatrixLayoutOpaque_t a, b, d;
-    cublasLtMatmulAlgo_t algo;
-    int64_t workspace_bytes;
-};
-
-cublasLtHandle_t handle() {
-    static const cublasLtHandle_t handle = [] {
-        cublasLtHandle_t h;
-        CUBLAS_CHECK(cublasLtCreate(&h));
-        return h;
-    }();
-    return handle;
-}
-
-template <class T>
-void set(Plan& plan, cublasLtMatmulDescAttributes_t attribute, T value) {
-    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(&plan.desc, attribute, &value, sizeof(value)));
-}
-
-// Memory behind the workspace of the algorithms, for a bias gradient (n floats) that is still to be added.
-float* bias_gradient_scratch(const Shape& shape) {
-    const int64_t workspace = workspace_limit(shape);
-    char* scratch = static_cast<char*>(device_scratch(workspace + shape.n * int64_t(sizeof(float))));
-    return reinterpret_cast<float*>(scratch + workspace);
-}
-
-template <class floatX>
-void set_pointers(Plan& plan, const Call<floatX>& call) {
-    const void* bias = call.bias;
-    if (plan.post_kernel == PostKernel::add_bias_gradient)
-        bias = call.accumulate ? bias_gradient_scratch(call.shape) : call.dbias;
-    set<const void*>(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
-    if (plan.uses_aux) set<void*>(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, call.pre_gelu);
-    if (call.shape.operands != Operands::fp8) return;
-    set<const void*>(plan, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, call.a_scale);
-    set<const void*>(plan, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, call.b_scale);
-}
-
-// Returns the number of multiprocessors.
-int sm_count() {
-    static const int all = [] {
-        int device = 0, value = 0;
-        CUDA_CHECK(cudaGetDevice(&device));
-        CUDA_CHECK(cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, device));
-        return value;
-    }();
-    return all;
-}
-
-struct Types {
-    cudaDataType_t a, b, out;
-};
-
-Types types_of(const Shape& shape) {
-    const cudaDataType_t type = shape.operands == Operands::fp32 ? CUDA_R_32F : CUDA_R_16BF;
-    const cudaDataType_t out = shape.kind == Kind::weight_gradient ? CUDA_R_32F : type;
-    if (shape.operands != Operands::fp8) return {type, type, out};
-    return {CUDA_R_8F_E4M3, shape.kind == Kind::forward ? CUDA_R_8F_E4M3 : CUDA_R_8F_E5M2, out};
-}
-
-// A plan with its descriptors, but without an algorithm.
-template <class floatX>
-Plan describe(const Call<floatX>& call, const Route& route) {
-    const auto& [kind, epilogue, operands, m, n, k, adds_residual, alignment] = call.shape;
-    const bool fp8 = operands == Operands::fp8;
-    const bool transa = fp8 || kind == Kind::forward, transb = !fp8 && kind == Kind::weight_gradient;
-    const Types types = types_of(call.shape);
-    Plan plan{};
-    plan.post_kernel = route.post_kernel;
-    plan.uses_aux = call.pre_gelu && route.post_kernel == PostKernel::nothing;
-    CUBLAS_CHECK(cublasLtMatmulDescInit(&plan.desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-    set<int32_t>(plan, CUBLASLT_MATMUL_DESC_TRANSA, transa ? CUBLAS_OP_T : CUBLAS_OP_N);
-    set<int32_t>(plan, CUBLASLT_MATMUL_DESC_TRANSB, transb ? CUBLAS_OP_T : CUBLAS_OP_N);
-    set<uint32_t>(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, route.epilogue);
-    if (plan.uses_aux) set<int64_t>(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, m);
-    if (fp8 && call.bias) set<int32_t>(plan, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, CUDA_R_16BF);
-    set_pointers(plan, call);
-    const int a_rows = transa ? k : m, a_cols = transa ? m : k, b_rows = transb ? n : k, b_cols = transb ? k : n;
-    CUBLAS_CHECK(cublasLtMatrixLayoutInit(&plan.a, types.a, uint64_t(a_rows), uint64_t(a_cols), a_rows));
-    CUBLAS_CHECK(cublasLtMatrixLayoutInit(&plan.b, types.b, uint64_t(b_rows), uint64_t(b_cols), b_rows));
-    CUBLAS_CHECK(cublasLtMatrixLayoutInit(&plan.d, types.out, uint64_t(m), uint64_t(n), m));
-    return plan;
-}
-
-// A sum may be computed in parts only if its length is a multiple of a tile's: 64 products in bf16, 128 in FP8. With
-// other lengths cuBLASLt 13.1 gave wrong results on an H200, for some numbers of parts from 2 to 32: with 257, 1032,
-// 4097, 4100 and 5000 products, and with 4097 also for parts that its heuristic proposed. Sums of 1024, 4096 and 65,536
-// products were right for all numbers of parts.
-bool may_split(const Shape& shape) { return shape.k % 128 == 0; }
-
-// Ways to add split-K partial sums. They are added in float, so two are allowed only where the result is float.
-std::vector<uint32_t> reduction_schemes(const Shape& shape) {
-    if (!may_split(shape)) return {};
-    if (types_of(shape).out != CUDA_R_32F) return {CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE};
-    return {CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE};
-}
-
-// Up to max_plans plans with the heuristic's algorithms, best first; none if it has no algorithm for the epilogue.
-std::vector<Plan> heuristic_plans(const Plan& described, const Shape& shape, int max_plans) {
-    cublasLtMatmulPreferenceOpaque_t preference;
-    CUBLAS_CHECK(cublasLtMatmulPreferenceInit(&preference));
-    const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
-        CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(&preference, attribute, &value, sizeof(value)));
-    };
-    prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t(workspace_limit(shape)));
-    uint32_t schemes = 0;
-    for (const uint32_t scheme : reduction_schemes(shape)) schemes |= scheme;
-    prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, schemes);
-    for (const auto attribute :
-         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-          CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
-        prefer(attribute, uint32_t(shape.alignment));
-
-    Plan plan = described;
-    std::vector<cublasLtMatmulHeuristicResult_t> results(static_cast<size_t>(max_plans));
-    int found = 0;
-    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
-        handle(), &plan.desc, &plan.a, &plan.b, &plan.d, &plan.d, &preference, max_plans, results.data(), &found);
-    // The epilogues that a matmul may have depend on its types, on the library's version and on the GPU.
-    if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE) return {};
-    check_cublas_call(status, "cublasLtMatmulAlgoGetHeuristic", __FILE__, __LINE__);
-    std::vector<Plan> plans;
-    for (const auto& result : results) {
-        if (int(&result - results.data()) >= found || result.state != CUBLAS_STATUS_SUCCESS) continue;
-        plan.algo = result.algo;
-        plan.workspace_bytes = int64_t(result.workspaceSize);
-        plans.push_back(plan);
-    }
-    return plans;
-}
-
-template <class floatX>
-cublasStatus_t queue_matmul(Plan& plan, const Call<floatX>& call, Stream stream) {
-    const float alpha = 1.0f, beta = call.accumulate || call.residual ? 1.0f : 0.0f;
-    void* out = plan.post_kernel == PostKernel::gelu ? call.pre_gelu : call.out;
-    const void* added = call.residual ? call.residual : out;
-    set_pointers(plan, call);
-    void* workspace = plan.workspace_bytes ? device_scratch(plan.workspace_bytes) : nullptr;
-    return cublasLtMatmul(handle(), &plan.desc, &alpha, call.a, &plan.a, call.b, &plan.b, &beta, added, &plan.d, out,
-                          &plan.d, &plan.algo, workspace, size_t(plan.workspace_bytes), stream);
-}
-
-template <class floatX>
-void queue_post_kernel(const Plan& plan, const Call<floatX>& call, Stream stream) {
-    const int64_t count = int64_t(call.shape.m) * call.shape.n;
-    floatX* result = static_cast<floatX*>(call.out);
-    if (plan.post_kernel == PostKernel::gelu)
-        gpu::gelu_forward_amax<floatX>(result, call.amax, call.pre_gelu, count, stream);
-    if (plan.post_kernel == PostKernel::gelu_derivative)
-        gpu::gelu_backward_amax<floatX>(result, call.amax, call.pre_gelu, result, count, stream);
-    if constexpr (std::is_same_v<floatX, bf16>)
-        if (plan.post_kernel == PostKernel::nothing && call.amax) gpu::raise_amax(call.amax, result, count, stream);
-    const int N = call.shape.k, OC = call.shape.n;  // the call computes a weight's gradient
-    if (plan.post_kernel == PostKernel::bias_gradient)
-        gpu::bias_backward<floatX>(call.dbias, static_cast<const floatX*>(call.b), N, OC, call.accumulate,
-                                   device_scratch(gpu::bias_scratch_bytes<floatX>(N, OC)), stream);
-    if (plan.post_kernel == PostKernel::add_bias_gradient && call.accumulate)
-        gpu::sum_bias_parts(call.dbias, bias_gradient_scratch(call.shape), 1, OC, true, stream);
-}
-
-template <class floatX>
-void run(Plan& plan, const Call<floatX>& call, Stream stream) {
-    CUBLAS_CHECK(queue_matmul(plan, call, stream));
-    queue_post_kernel(plan, call, stream);
-}
-
-// ---- Splitting the sum of a weight's gradient
-
-// The estimated time of a matmul whose sums are computed in `parts` parts, in units of the time of one whole tile: the
-// SMs work in rounds of one tile each, and every part's results are written and read once.
-double split_cost(const Shape& shape, int parts) {
-    constexpr int64_t tile = 128 * 256;
-    constexpr double flops_per_byte = 300;  // ratio of the GPU's peaks; H100: 990 TFLOP/s, 3.35 TB/s
-    const int64_t tiles = ceil_div(int64_t(shape.m) * shape.n, tile);
-    const double rounds = double(ceil_div<int64_t>(tiles * parts, sm_count())) / parts;
-    if (parts == 1) return rounds;
-    return rounds + parts * (double(tiles) / sm_count()) * 4 * flops_per_byte / shape.k;
-}
-
-// The `count` numbers of parts with the lowest split_cost whose partial sums fit into the workspace, the lowest first.
-std::vector<int32_t> best_splits(const Shape& shape, size_t count) {
-    constexpr int max_parts = 32;
-    std::vector<std::pair<double, int32_t>> costs;
-    const int64_t part_bytes = int64_t(sizeof(float)) * shape.m * shape.n;
-    const int most = may_split(shape) ? max_parts : 1;
-    for (int parts = 1; parts <= most && (parts == 1 || parts * part_bytes <= workspace_limit(shape)); parts++)
-        costs.emplace_back(split_cost(shape, parts), parts);
-    std::sort(costs.begin(), costs.end());
-    std::vector<int32_t> best;
-    for (size_t i = 0; i < std::min(count, costs.size()); i++) best.push_back(costs[i].second);
-    return best;
-}
-
-// Changes the algorithm of a plan; false if this algorithm has no such attribute.
-template <class T>
-bool set_config(Plan& plan, cublasLtMatmulAlgoConfigAttributes_t attribute, T value) {
-    return cublasLtMatmulAlgoConfigSetAttribute(&plan.algo, attribute, &value, sizeof(value)) == CUBLAS_STATUS_SUCCESS;
-}
-
-// Variants of the plan that compute its sums in `parts` parts: one variant for each way to add the partial sums that
-// the algorithm supports.
-std::vector<Plan> split_plans(Plan plan, const Shape& shape, int32_t parts) {
-    std::vector<Plan> out;
-    for (const uint32_t scheme : reduction_schemes(shape)) {
-        cublasLtMatmulHeuristicResult_t checked;
-        const bool accepted = set_config(plan, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, parts) &&
-                              set_config(plan, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, scheme) &&
-                              cublasLtMatmulAlgoCheck(handle(), &plan.desc, &plan.a, &plan.b, &plan.d, &plan.d,
-                                                      &plan.algo, &checked) == CUBLAS_STATUS_SUCCESS;
-        if (!accepted) continue;
-        plan.workspace_bytes = int64_t(checked.workspaceSize);
-        if (plan.workspace_bytes <= workspace_limit(shape)) out.push_back(plan);
-    }
-    return out;
-}
-
-bool supports_splits(const Plan& plan) {
-    int32_t supported = 0;
-    size_t written = 0;
-    return cublasLtMatmulAlgoCapGetAttribute(&plan.algo, CUBLASLT_ALGO_CAP_SPLITK_SUPPORT, &supported,
-                                             sizeof(supported), &written) == CUBLAS_STATUS_SUCCESS &&
-           supported != 0;
-}
-
-bool is_split(const Plan& plan) {
-    int32_t parts = 1;
-    size_t written = 0;
-    return cublasLtMatmulAlgoConfigGetAttribute(&plan.algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &parts, sizeof(parts),
-                                                &written) == CUBLAS_STATUS_SUCCESS &&
-           parts > 1;
-}
-
-// ---- Choice by time
-
-std::string choice_key(const Shape& s) {
-    return format("%s; %s; %s %s m %d n %d k %d%s%s, aligned to %d", device_info().name.c_str(),
-                  device_libraries().c_str(), kind_names[int(s.kind)], operand_names[int(s.operands)], s.m, s.n, s.k,
-                  epilogue_names[int(s.epilogue)], s.adds_residual ? "+residual" : "", s.alignment);
-}
-
-// The chosen plan, if there is a choice and this library still accepts it.
-template <class floatX>
-std::optional<Plan> chosen_plan(const Call<floatX>& call) {
-    const std::optional<MatmulChoice> choice = parse_matmul_choice(gpu::choice_for(choice_key(call.shape)));
-    const std::vector<Route> all_routes = routes(call.shape);
-    if (!choice || size_t(choice->route) >= all_routes.size()) return {};
-    cublasLtMatmulAlgo_t algo;
-    std::copy(choice->algorithm.begin(), choice->algorithm.end(), algo.data);
-    Plan plan = describe(call, all_routes[size_t(choice->route)]);
-    cublasLtMatmulHeuristicResult_t checked;
-    const cublasStatus_t status =
-        cublasLtMatmulAlgoCheck(handle(), &plan.desc, &plan.a, &plan.b, &plan.d, &plan.d, &algo, &checked);
-    if (status != CUBLAS_STATUS_SUCCESS || int64_t(checked.workspaceSize) > workspace_limit(call.shape)) return {};
-    plan.algo = algo;
-    if (is_split(plan) && !may_split(call.shape)) return {};  // an earlier version chose it
-    plan.workspace_bytes = int64_t(checked.workspaceSize);
-    return plan;
-}
-
-// The heuristic's plans for a route, and split variants of the best of them.
-template <class floatX>
-std::vector<Plan> candidates(const Call<floatX>& call, const Route& route) {
-    constexpr int algorithms = 8;
-    constexpr size_t split_algorithms = 2, splits = 4;
-    std::vector<Plan> plans = heuristic_plans(describe(call, route), call.shape, algorithms);
-    if (call.shape.kind != Kind::weight_gradient) return plans;
-    const std::vector<Plan> best(plans.begin(), plans.begin() + int64_t(std::min(plans.size(), split_algorithms)));
-    for (const Plan& plan : best)
-        if (supports_splits(plan))
-            for (const int32_t parts : best_splits(call.shape, splits)) {
-                if (parts == 1) continue;
-                for (const Plan& split : split_plans(plan, call.shape, parts)) plans.push_back(split);
-            }
-    return plans;
-}
-
-// Times the candidates of all routes on the operands of the call, and runs the fastest once more, so that the results
-// of the call are its results.
-template <class floatX>
-Plan fastest_plan(const Call<floatX>& call, Stream stream) {
-    std::vector<Plan> plans;
-    std::vector<size_t> route_of;
-    const std::vector<Route> all_routes = routes(call.shape);
-    for (size_t i = 0; i < all_routes.size(); i++) {
-        for (const Plan& plan : candidates(call, all_routes[i])) plans.push_back(plan);
-        route_of.resize(plans.size(), i);
-    }
-    const std::optional<gpu::Fastest> best = gpu::fastest(stream, plans.size(), [&](size_t i) {
-        if (queue_matmul(plans[i], call, stream) != CUBLAS_STATUS_SUCCESS) {
-            CUDA_CHECK(cudaStreamSynchronize(stream));  // reports an earlier error that is not the candidate's
-            return false;
-        }
-        queue_post_kernel(plans[i], call, stream);
-        return true;
-    });
-    if (!best) fail(EXIT_INTERNAL, "cuBLASLt has no algorithm for %s", choice_key(call.shape).c_str());
-    const Plan& plan = plans[best->index];
-    MatmulChoice choice = {int(route_of[best->index]), {}};
-    static_assert(sizeof(plan.algo.data) == sizeof(choice.algorithm));
-    std::copy(std::begin(plan.algo.data), std::end(plan.algo.data), choice.algorithm.begin());
-    gpu::keep_choice(choice_key(call.shape), choice_text(choice, {best->ms, best->first_ms}));
-    return plan;
-}
-
-// ---- Plans
-
-// The heuristic's first proposal. Where it leaves SMs without work, its sums are split.
-template <class floatX>
-Plan first_plan(const Call<floatX>& call) {
-    for (const Route& route : routes(call.shape)) {
-        std::vector<Plan> plans = heuristic_plans(describe(call, route), call.shape, 1);
-        if (plans.empty()) continue;
-        const int32_t parts = best_splits(call.shape, 1)[0];
-        const bool to_split = call.shape.kind == Kind::weight_gradient && parts > 1 && !is_split(plans[0]);
-        if (!to_split || !supports_splits(plans[0])) return plans[0];
-        const std::vector<Plan> splits = split_plans(plans[0], call.shape, parts);
-        return splits.empty() ? plans[0] : splits[0];
-    }
-    fail(EXIT_INTERNAL, "cuBLASLt has no algorithm for %s", choice_key(call.shape).c_str());
-}
-
-bool is_capturing(Stream stream) {
-    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
-    return status != cudaStreamCaptureStatusNone;
-}
-
-template <class floatX>
-Plan make_plan(const Call<floatX>& call, Stream stream) {
-    if (const std::optional<Plan> chosen = chosen_plan(call)) return *chosen;
-    return gpu::timing_algorithms() && !is_capturing(stream) ? fastest_plan(call, stream) : first_plan(call);
-}
-
-// Plans of the current version of the choices.
-std::map<Shape, Plan>& plans() {
-    static std::map<Shape, Plan> plans;
-    static int version = 0;
-    if (std::exchange(version, gpu::algorithms_version()) != version) plans.clear();
-    return plans;
-}
-
-// The largest power of two, at most 128, that divides all addresses. FLAT_ALIGN promises no more than 128 for weights
-// in bf16, and shapes that differ in nothing but a larger alignment would be timed twice.
-int common_alignment(std::initializer_list<const void*> addresses) {
-    uintptr_t bits = 128;
-    for (const void* address : addresses) bits |= reinterpret_cast<uintptr_t>(address);
-    return int(bits & -bits);
-}
-
-template <class floatX>
-void matmul(Call<floatX> call, Stream stream) {
-    call.shape.alignment =
-        common_alignment({call.a, call.b, call.out, call.bias, call.residual, call.pre_gelu, call.dbias});
-    auto found = plans().find(call.shape);
-    if (found == plans().end()) found = plans().emplace(call.shape, make_plan(call, stream)).first;
-    run(found->second, call, stream);
-}
 
 template <class floatX>
 void check_sizes(int N, int IC, int OC) {
@@ -591,18 +99,18 @@ void fp8_forward(bf16* out, bf16* pre_gelu, float* amax, const bf16* inp, Weight
     if (fp8.finds_input_amax) gpu::raise_amax(fp8.input_amax, inp, int64_t(N) * IC, stream);
     gpu::cast_to_fp8<E4M3>(x.inp_rows(), nullptr, x.inp_inverse, nullptr, inp, fp8.input_amax, N, IC, stream);
     const Epilogue epilogue = forward_epilogue(bias, pre_gelu);
-    const Shape shape = {Kind::forward, epilogue, Operands::fp8, OC, N, IC, residual != nullptr};
-    matmul<bf16>({.shape = shape,
-                  .a = w.rows,
-                  .b = x.inp_rows(),
-                  .out = out,
-                  .bias = bias,
-                  .residual = residual,
-                  .pre_gelu = pre_gelu,
-                  .a_scale = w.inverse,
-                  .b_scale = x.inp_inverse,
-                  .amax = amax},
-                 stream);
+    const MatmulShape shape = {Kind::forward, epilogue, Operands::fp8, OC, N, IC, residual != nullptr};
+    cublaslt_matmul<bf16>({.shape = shape,
+                           .a = w.rows,
+                           .b = x.inp_rows(),
+                           .out = out,
+                           .bias = bias,
+                           .residual = residual,
+                           .pre_gelu = pre_gelu,
+                           .a_scale = w.inverse,
+                           .b_scale = x.inp_inverse,
+                           .amax = amax},
+                          stream);
 }
 
 void fp8_backward(bf16* dinp, float* amax, float* dweight, float* dbias, const bf16* dout, const bf16* inp,
@@ -618,23 +126,23 @@ void fp8_backward(bf16* dinp, float* amax, float* dweight, float* dbias, const b
                            stream);
     gpu::cast_to_fp8<E4M3>(nullptr, x.inp_transposed, x.inp_inverse, nullptr, inp, fp8.input_amax, N, IC, stream);
     const Epilogue epilogue = pre_gelu ? Epilogue::gelu_derivative : Epilogue::nothing;
-    matmul<bf16>({.shape = {Kind::input_gradient, epilogue, Operands::fp8, IC, N, OC},
-                  .a = w.transposed,
-                  .b = x.dout_rows,
-                  .out = dinp,
-                  .pre_gelu = const_cast<bf16*>(pre_gelu),
-                  .a_scale = w.inverse,
-                  .b_scale = x.dout_inverse,
-                  .amax = amax},
-                 stream);
-    matmul<bf16>({.shape = {Kind::weight_gradient, Epilogue::nothing, Operands::fp8, IC, OC, round_up(N, 16)},
-                  .a = x.inp_transposed,
-                  .b = x.dout_transposed,
-                  .out = dweight,
-                  .accumulate = accumulate,
-                  .a_scale = x.inp_inverse,
-                  .b_scale = x.dout_inverse},
-                 stream);
+    cublaslt_matmul<bf16>({.shape = {Kind::input_gradient, epilogue, Operands::fp8, IC, N, OC},
+                           .a = w.transposed,
+                           .b = x.dout_rows,
+                           .out = dinp,
+                           .pre_gelu = const_cast<bf16*>(pre_gelu),
+                           .a_scale = w.inverse,
+                           .b_scale = x.dout_inverse,
+                           .amax = amax},
+                          stream);
+    cublaslt_matmul<bf16>({.shape = {Kind::weight_gradient, Epilogue::nothing, Operands::fp8, IC, OC, round_up(N, 16)},
+                           .a = x.inp_transposed,
+                           .b = x.dout_transposed,
+                           .out = dweight,
+                           .accumulate = accumulate,
+                           .a_scale = x.inp_inverse,
+                           .b_scale = x.dout_inverse},
+                          stream);
     if (dbias) gpu::sum_bias_parts(dbias, x.dout_sums, ceil_div(N, FP8_ROWS), OC, accumulate, stream);
 }
 
@@ -642,7 +150,7 @@ void fp8_backward(bf16* dinp, float* amax, float* dweight, float* dbias, const b
 
 template <class floatX>
 int64_t gpu::matmul_scratch_bytes(int N, int C) {
-    int64_t bytes = workspace_of_model(C) + 4 * C * int64_t(sizeof(float));  // and bias_gradient_scratch
+    int64_t bytes = cublaslt_scratch_bytes(C);
     for (const int OC : {C, 3 * C, 4 * C}) bytes = std::max(bytes, bias_scratch_bytes<floatX>(N, OC));
     return bytes;
 }
@@ -663,16 +171,16 @@ void gpu::matmul_forward(floatX* out, floatX* pre_gelu, float* amax, const float
         if (weight.in_fp8(N)) return fp8_forward(out, pre_gelu, amax, inp, weight, bias, residual, N, IC, OC, stream);
     check_sizes<floatX>(N, IC, OC);
     const Epilogue epilogue = forward_epilogue(bias, pre_gelu);
-    const Shape shape = {Kind::forward, epilogue, operands_of<floatX>, OC, N, IC, residual != nullptr};
-    matmul<floatX>({.shape = shape,
-                    .a = weight.rows,
-                    .b = inp,
-                    .out = out,
-                    .bias = bias,
-                    .residual = residual,
-                    .pre_gelu = pre_gelu,
-                    .amax = amax},
-                   stream);
+    const MatmulShape shape = {Kind::forward, epilogue, operands_of<floatX>, OC, N, IC, residual != nullptr};
+    cublaslt_matmul<floatX>({.shape = shape,
+                             .a = weight.rows,
+                             .b = inp,
+                             .out = out,
+                             .bias = bias,
+                             .residual = residual,
+                             .pre_gelu = pre_gelu,
+                             .amax = amax},
+                            stream);
 }
 
 template <class floatX>
@@ -686,15 +194,15 @@ void gpu::matmul_backward(floatX* dinp, float* amax, float* dweight, float* dbia
     check_matmul_gradients(dinp, dweight, dbias, false);
     const Epilogue epilogue = pre_gelu ? Epilogue::gelu_derivative : Epilogue::nothing;
     floatX* aux = const_cast<floatX*>(pre_gelu);  // only read, but the library has one attribute for input and output
-    const Shape of_input = {Kind::input_gradient, epilogue, operands_of<floatX>, IC, N, OC};
+    const MatmulShape of_input = {Kind::input_gradient, epilogue, operands_of<floatX>, IC, N, OC};
     if (dinp)
-        matmul<floatX>({.shape = of_input, .a = weight.rows, .b = dout, .out = dinp, .pre_gelu = aux, .amax = amax},
-                       stream);
+        cublaslt_matmul<floatX>(
+            {.shape = of_input, .a = weight.rows, .b = dout, .out = dinp, .pre_gelu = aux, .amax = amax}, stream);
     if (!dweight) return;
-    const Shape of_weight = {
+    const MatmulShape of_weight = {
         Kind::weight_gradient, dbias ? Epilogue::bias_gradient : Epilogue::nothing, operands_of<floatX>, IC, OC, N};
-    matmul<floatX>({.shape = of_weight, .a = inp, .b = dout, .out = dweight, .dbias = dbias, .accumulate = accumulate},
-                   stream);
+    cublaslt_matmul<floatX>(
+        {.shape = of_weight, .a = inp, .b = dout, .out = dweight, .dbias = dbias, .accumulate = accumulate}, stream);
 }
 
 int64_t gpu::fp8_weight_bytes(int OC, int IC) { return Fp8Weight(nullptr, OC, IC).bytes; }

@@ -1,5 +1,6 @@
-// matmul.h: functions that matmul.cpp (cuBLASLt) and ops.cu (kernels) use of each other.
+// matmul.h: what matmul.cpp (the operations), cublaslt.cpp (the library) and ops.cu (kernels) use of each other.
 #pragma once
+#include <compare>
 #include <cstdint>
 
 #include "base/fp8.h"
@@ -12,6 +13,56 @@ namespace gpu {
 // Upper bound of the device_scratch bytes that a model's matmuls use: N rows, weights of up to (4C, C).
 template <class floatX>
 int64_t matmul_scratch_bytes(int N, int C);
+
+// ---- a matmul by cuBLASLt
+
+enum class Kind { forward, input_gradient, weight_gradient };
+
+// The operation on the result of a matmul, as the caller sees it.
+enum class Epilogue { nothing, bias, gelu, bias_gelu, gelu_derivative, bias_gradient };
+
+enum class Operands { fp32, bf16, fp8 };
+template <class floatX>
+constexpr Operands operands_of = sizeof(floatX) == sizeof(float) ? Operands::fp32 : Operands::bf16;
+
+struct MatmulShape {
+    Kind kind;
+    Epilogue epilogue;
+    Operands operands;
+    int m, n, k;
+    bool adds_residual = false;
+    int alignment = 0;  // common to all operands, in bytes
+    auto operator<=>(const MatmulShape&) const = default;
+};
+
+// cuBLASLt's matrices are column-major: a row-major (R, C) matrix is to it a (C, R) matrix with leading dimension C.
+// Each call therefore computes the transpose of the result in ops.inc, D (m, n) = A (m, k) B (k, n):
+//   forward          out^T    (OC, N)  = weight^T^T (OC, IC)   inp^T  (IC, N)     A transposed
+//   input_gradient   dinp^T   (IC, N)  = weight^T   (IC, OC)   dout^T (OC, N)
+//   weight_gradient  dweight^T (IC, OC) = inp^T     (IC, N)    dout^T^T (N, OC)   B transposed
+//
+// Pointers have the names of ops.inc; out is the result: out, dinp or dweight.
+template <class floatX>
+struct MatmulCall {
+    MatmulShape shape;
+    const void *a, *b;
+    void* out;
+    const floatX *bias = nullptr, *residual = nullptr;
+    floatX* pre_gelu = nullptr;  // written by Epilogue::gelu and bias_gelu, read by gelu_derivative
+    float* dbias = nullptr;      // written by Epilogue::bias_gradient
+    bool accumulate = false;     // into out and dbias
+    const float *a_scale = nullptr, *b_scale = nullptr;  // FP8 dequantization scales
+    float* amax = nullptr;                               // raised to the largest magnitude of out
+};
+
+// Queues the matmul, with a plan that later calls of this shape use again.
+template <class floatX>
+void cublaslt_matmul(MatmulCall<floatX> call, Stream stream);
+
+// Bytes of device_scratch that the matmuls of a model of C channels use.
+int64_t cublaslt_scratch_bytes(int C);
+
+// ---- kernels of ops.cu
 
 // The bias gradient of matmul_backward. bias.cuh has the contracts.
 template <class floatX>

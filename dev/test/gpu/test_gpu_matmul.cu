@@ -229,4 +229,16 @@ TEST_CASE("an algorithm that needs more alignment than an operand has is not use
     CHECK(choices[key_of(choices, "m 96 n 16 k 64, aligned to 128")].starts_with("0 2 "));
     CHECK(choices[key_of(choices, "m 96 n 16 k 64, aligned to 16")].starts_with("0 1 "));
 }
+
+TEST_CASE("an algorithm that cannot be launched is replaced by the next one, in the same call") {
+    gpu::load_algorithms({});
+    for (const int failing : {0, 1}) {
+        simt::config.failing_algorithm = failing;
+        compare_forward<bf16>({17, 64, 96}, {.gelu = true});
+        for (const bool accumulate : {false, true})  // a gradient must not be added twice
+            compare_backward<bf16>({256, 64, 96}, {.gelu = true, .accumulate = accumulate});
+        gpu::load_algorithms({});  // discards the plans
+    }
+    simt::config.failing_algorithm = -1;
+}
 #endif
