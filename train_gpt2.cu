@@ -28,9 +28,8 @@
 #include "train/stop.h"
 #include "train/trainer.h"
 
-// One optimizer step on grad_accum_steps micro-batches. The host queues it, and on a GPU waits for nothing.
-// Returns false if all ranks left the step between two micro-steps, because one of them was asked to stop;
-// nothing has changed then.
+// One optimizer step on grad_accum_steps micro-batches. The host queues it, and on a GPU waits for nothing. Returns
+// false if all ranks left the step between two micro-steps, because one was asked to stop; nothing has changed then.
 template <class floatX>
 static bool train_step(Trainer<floatX>& t, int64_t step) {
     const Run& run = t.run;
@@ -148,6 +147,7 @@ static int run_train(const Options& options, const Launch& launch, Comm& comm, D
                      const std::string& command_line) {
     std::unique_ptr<Log> log;
     const Run run = prepare_run(options, launch, comm, dtype, command_line, log);
+    load_kept_algorithms(options, comm);
     return with_dtype(dtype, [&]<class floatX>(floatX) { return train<floatX>(run, *log, launch); });
 }
 

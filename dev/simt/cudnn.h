@@ -130,6 +130,8 @@ enum cudnnBackendAttributeName_t {
     CUDNN_ATTR_VARIANT_PACK_WORKSPACE = 1003,
 };
 
+inline int simt_cudnn_plans = 0;  // plans that this process has made, for tests
+
 using cudnnHandle_t = struct cudnnContext*;
 using cudnnBackendDescriptor_t = void*;
 

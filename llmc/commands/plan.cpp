@@ -16,7 +16,8 @@
 // this device; 0: unknown.
 static void add_time(std::vector<Row>& rows, Dtype dtype, const Options& o, const GPT2Config& config,
                      const BatchPlan& batch, double peak, int64_t steps_done) {
-    if (o.autotune == "on") load_kept_algorithms();
+    Comm single_rank;
+    load_kept_algorithms(o, single_rank);
     const int ranks = batch.world_size * o.tensor_parallel;
     std::optional<MeasuredStep> measured;
     if (o.measure == "on") measured = measure_step(dtype, config, batch.B, batch.T, memory_options_of(o, 1), peak);

@@ -55,12 +55,14 @@ std::optional<MatmulChoice> parse_matmul_choice(const std::string& text) {
 }
 
 std::string choice_text(const PlanChoice& choice, ChoiceTimes times) {
-    return format("%d engine %d ", choice.plan, choice.engine) + times_text(times);
+    return format("%d engine %d part %d ", choice.plan, choice.engine, choice.part) + times_text(times);
 }
 
 std::optional<PlanChoice> parse_plan_choice(const std::string& text) {
     std::string_view rest = text;
     PlanChoice choice;
-    if (!take(rest, "", choice.plan) || !take(rest, " engine ", choice.engine) || choice.plan < 0) return {};
+    const bool read =
+        take(rest, "", choice.plan) && take(rest, " engine ", choice.engine) && take(rest, " part ", choice.part);
+    if (!read || choice.plan < 0 || choice.part < 1) return {};
     return choice;
 }

@@ -27,9 +27,10 @@ struct MatmulChoice {
 std::string choice_text(const MatmulChoice& choice, ChoiceTimes times);
 std::optional<MatmulChoice> parse_matmul_choice(const std::string& text);
 
-// The choice of an attention by cuDNN: the index of the plan among the candidates, and the plan's engine.
+// The choice of an attention by cuDNN: the number of the candidate, its engine, and the sequences that it processes at
+// a time.
 struct PlanChoice {
-    int plan, engine;
+    int plan, engine, part;
     bool operator==(const PlanChoice&) const = default;
 };
 std::string choice_text(const PlanChoice& choice, ChoiceTimes times);

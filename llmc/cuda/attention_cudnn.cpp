@@ -5,9 +5,9 @@
 // per layer for B = 64, NH = 12, T = 1024. Two engines of newer versions of cuDNN store no dS: on Blackwell one that is
 // tried first, and on Hopper one that adds dQ up in a fixed order and is tried last, by the autotuner. Deterministic
 // backward is the default, so that the same seed gives the same bits.
-// It processes the micro-batch in parts, so that dS takes at most part_bytes for any B; large parts occupy the GPU
-// better.
-// Non-deterministic backward would gain nothing from parts.
+// It processes the micro-batch in parts, so that dS takes at most a 32nd of the GPU's memory for any B. Large parts
+// occupy the GPU better, and dS of a small part may stay in the L2 cache, so --autotune times both. Non-deterministic
+// backward would gain nothing from parts.
 //
 // cuDNN does not say whether an engine is deterministic: it defines a numerical note for engines that are not, but sets
 // it on none. test_gpu_cudnn.cu compares the bits of several runs instead.
@@ -15,7 +15,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <initializer_list>
+#include <functional>
 #include <map>
 #include <optional>
 
@@ -50,23 +50,98 @@ std::string version_text(size_t v) { return format("%d.%d.%d", int(v / 10000), i
 // Why this cuDNN is not used for any shape; empty if it can be used.
 std::string unavailable() {
     const size_t version = cudnnGetVersion();
-    if (!choice().cudnn) return "as chosen";
+    if (!choice().cudnn) return "cuDNN is turned off";
     if (version < OLDEST_CUDNN || version / 10000 != CUDNN_MAJOR)
         return format("cuDNN %s is here, %s or a later %d is needed", version_text(version).c_str(),
                       version_text(OLDEST_CUDNN).c_str(), CUDNN_MAJOR);
     return "";
 }
 
-// ---- Plans
-
-struct Prepared {
-    CudnnPlans candidates;    // the first plan; also others if one of them was chosen by time
-    size_t chosen = 0;        // index in the candidates
-    int version = -1;         // gpu::algorithms_version() when the plan was chosen
-    std::string unavailable;  // why there is no plan
-};
+// ---- Ways to run a pass
 
 using Key = std::pair<AttentionPass, CudnnShape>;
+
+// A way to run a pass on a micro-batch: `part` sequences at a time by one plan, and the last ones by another if they
+// are fewer.
+struct Way {
+    int part = 0;
+    int first = 0;  // the candidate from which on the plan was made
+    CudnnPlan whole, rest;
+
+    const CudnnPlan& plan(int sequences) const { return sequences == part ? whole : rest; }
+};
+
+CudnnShape part_of(const CudnnShape& all, int sequences) { return {sequences, all.T, all.NH, all.HS}; }
+
+PlanChoice choice_of(const Way& way) { return {way.whole.candidate, way.whole.engine, way.part}; }
+
+bool has_plans(const Key& key, const Way& way) { return way.whole && (key.second.B % way.part == 0 || way.rest); }
+
+Way make_way(const Key& key, int part, int first) {
+    const auto& [pass, all] = key;
+    const CudnnTarget target{handle(), ""};
+    Way way{part, first, plan_attention(pass, part_of(all, part), target, first), {}};
+    if (const int last = all.B % part; last && way.whole) {
+        way.rest = plan_attention(pass, part_of(all, last), target, way.whole.candidate);
+        if (!way.rest) way.rest = plan_attention(pass, part_of(all, last), target, 0);
+    }
+    return way;
+}
+
+int64_t ds_bytes(const CudnnShape& s) { return int64_t(s.B) * s.NH * s.T * s.T * int64_t(sizeof(bf16)); }
+
+// Each part's lse begins at a multiple of 16 bytes.
+int part_step(const CudnnShape& all) { return all.NH * all.T % 4 == 0 ? 1 : 4; }
+
+bool is_part(const Key& key, int part) {
+    const auto& [pass, all] = key;
+    const bool smaller = pass == AttentionPass::deterministic_backward && part < all.B;
+    return part == all.B || (smaller && part % part_step(all) == 0);
+}
+
+// Number of sequences of which dS takes at most `bytes`; 0: a 32nd of the GPU's memory. The parts of a micro-batch are
+// as equal as possible.
+int part_size(const Key& key, int64_t bytes) {
+    const auto& [pass, all] = key;
+    if (pass != AttentionPass::deterministic_backward) return all.B;
+    if (bytes == 0) bytes = device_info().memory_bytes / 32;
+    const int64_t step = part_step(all), most = std::max(step, bytes / ds_bytes(part_of(all, 1)));
+    if (most >= all.B) return all.B;
+    return int(round_up(ceil_div<int64_t>(all.B, ceil_div<int64_t>(all.B, most)), step));
+}
+
+int largest_part(const Key& key) { return part_size(key, choice().part_bytes.back()); }
+
+// The first plans with the largest part, and smaller parts with the first of these plans that stores dS. A small dS may
+// stay in the L2 cache.
+std::vector<Way> ways_to_time(const Key& key) {
+    constexpr size_t max_plans = 4;
+    std::vector<Way> ways;
+    const auto add = [&](int part, int first) {
+        Way way = make_way(key, part, first);
+        const bool found = has_plans(key, way);
+        if (found) ways.push_back(std::move(way));
+        return found;
+    };
+    const int largest = largest_part(key);
+    while (ways.size() < max_plans && add(largest, ways.empty() ? 0 : ways.back().whole.candidate + 1)) continue;
+    int storing = -1;
+    for (const Way& way : ways)
+        if (storing < 0 && way.whole.workspace_bytes >= ds_bytes(part_of(key.second, largest)))
+            storing = way.whole.candidate;
+    if (key.first != AttentionPass::deterministic_backward || storing < 0) return ways;
+    for (const int64_t bytes : choice().part_bytes)
+        if (const int part = part_size(key, bytes); part < ways.back().part || part < largest) add(part, storing);
+    return ways;
+}
+
+// ---- The chosen way
+
+struct Prepared {
+    Way way;
+    int version = -1;         // gpu::algorithms_version() when the way was chosen
+    std::string unavailable;  // why there is none
+};
 
 std::map<Key, Prepared>& prepared() {
     static std::map<Key, Prepared>& prepared = *new std::map<Key, Prepared>;  // never destroyed, like the handle
@@ -84,20 +159,26 @@ std::string choice_key(const Key& key) {
                   version_text(cudnnGetVersion()).c_str(), names[int(key.first)], B, T, NH, HS);
 }
 
-CudnnPlans make_plans(const Key& key, size_t max_plans) {
-    return plan_attention(key.first, key.second, {handle(), ""}, max_plans);
+// Makes the plans of the kept choice, and returns true; or makes the first plans, if there is no choice or cuDNN no
+// longer offers it.
+bool take_choice(const Key& key, Prepared& p) {
+    const auto make = [&](int part, int first) {
+        if (p.way.part != part || p.way.first != first) p.way = make_way(key, part, first);
+        return has_plans(key, p.way);
+    };
+    const std::optional<PlanChoice> kept = parse_plan_choice(choice_for(choice_key(key)));
+    if (kept && is_part(key, kept->part) && make(kept->part, kept->plan) && choice_of(p.way) == *kept) return true;
+    if (make(largest_part(key), 0)) return false;
+    p.unavailable = "cuDNN has no engine for this shape on this GPU";
+    const CudnnPlan& missing = p.way.whole ? p.way.rest : p.way.whole;
+    if (!missing.reason.empty()) p.unavailable += ": " + missing.reason;
+    return false;
 }
 
 const Prepared& prepare(const Key& key) {
-    const auto [at, is_new] = prepared().try_emplace(key);
-    Prepared& p = at->second;
-    if (!is_new) return p;
+    Prepared& p = prepared()[key];
     try {
-        p.candidates = make_plans(key, 1);
-        if (p.candidates.plans.empty()) {
-            p.unavailable = "cuDNN has no engine for this shape on this GPU";
-            if (!p.candidates.reason.empty()) p.unavailable += ": " + p.candidates.reason;
-        }
+        if (p.unavailable.empty()) take_choice(key, p);
     } catch (const Error& error) {
         p.unavailable = error.what();
     }
@@ -138,87 +219,67 @@ cudnnStatus_t try_execute(const CudnnPlan& plan, std::vector<Binding> tensors, v
     return cudnnBackendExecute(handle(), plan.plan.handle, pack.handle);
 }
 
-void execute(const CudnnPlan& plan, const std::vector<Binding>& tensors, void* workspace, Stream stream) {
-    CUDNN_CHECK(try_execute(plan, tensors, workspace, stream));
-}
-
 bool is_capturing(Stream stream) {
     cudaStreamCaptureStatus status;
     CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
     return status != cudaStreamCaptureStatusNone;
 }
 
-// Times candidates on the operands of the current call. That is safe because a plan overwrites its results and does not
-// accumulate into them.
-void choose_fastest(const Key& key, Prepared& p, const std::vector<Binding>& tensors, void* workspace, Stream stream) {
-    constexpr size_t max_candidates = 4;
-    p.candidates = make_plans(key, max_candidates);
-    const std::vector<CudnnPlan>& plans = p.candidates.plans;
-    const std::optional<Fastest> best = fastest(stream, plans.size(), [&](size_t i) {
-        if (try_execute(plans[i], tensors, workspace, stream) == CUDNN_STATUS_SUCCESS) return true;
+// Layout of device_scratch for a part: row sums at offset 0, which forward does not have, then the plan's memory.
+int64_t row_sums_bytes(const Key& key, int part) {
+    constexpr int64_t alignment = 256;
+    if (key.first == AttentionPass::forward) return 0;
+    return round_up(int64_t(part) * key.second.NH * key.second.T * int64_t(sizeof(float)), alignment);
+}
+int64_t scratch_bytes(const Key& key, const Way& way) {
+    return row_sums_bytes(key, way.part) + std::max(way.whole.bytes(), way.rest.bytes());
+}
+
+// The tensors of the sequences from b on. The row sums are at `scratch`.
+using Tensors = std::function<std::vector<Binding>(int64_t b, void* scratch)>;
+
+cudnnStatus_t try_run(const Key& key, const Way& way, const Tensors& tensors_of, Stream stream) {
+    // cuDNN reads these host values before execute returns.
+    const float scale = 1.0f / std::sqrt(float(key.second.HS)), masked = -INFINITY, one = 1.0f;
+    char* const scratch = static_cast<char*>(device_scratch(scratch_bytes(key, way)));
+    cudnnStatus_t status = CUDNN_STATUS_SUCCESS;
+    for (int b = 0; b < key.second.B && status == CUDNN_STATUS_SUCCESS; b += way.part) {
+        std::vector<Binding> tensors = tensors_of(b, scratch);
+        tensors.push_back({uid_scale, &scale});
+        tensors.push_back({uid_masked, &masked});
+        if (key.first != AttentionPass::forward) tensors.push_back({uid_one, &one});
+        const CudnnPlan& plan = way.plan(std::min(way.part, key.second.B - b));
+        status = try_execute(plan, std::move(tensors), scratch + row_sums_bytes(key, way.part), stream);
+    }
+    return status;
+}
+
+// Times ways on the operands of the current call, and keeps the fastest. That is safe because a plan overwrites its
+// results and does not accumulate into them.
+void choose_fastest(const Key& key, Prepared& p, const Tensors& tensors, Stream stream) {
+    std::vector<Way> ways = ways_to_time(key);
+    int64_t bytes = 0;
+    for (const Way& way : ways) bytes = std::max(bytes, scratch_bytes(key, way));
+    device_reserve_scratch(bytes);
+    const std::optional<Fastest> best = fastest(stream, ways.size(), [&](size_t i) {
+        if (try_run(key, ways[i], tensors, stream) == CUDNN_STATUS_SUCCESS) return true;
         CUDA_CHECK(cudaStreamSynchronize(stream));  // reports an earlier error that is not the candidate's
         return false;
     });
-    p.chosen = best ? best->index : 0;
-    if (best)
-        keep_choice(choice_key(key),
-                    choice_text(PlanChoice{int(p.chosen), plans[p.chosen].engine}, {best->ms, best->first_ms}));
+    if (!best) return;
+    p.way = std::move(ways[best->index]);
+    p.way.first = p.way.whole.candidate;
+    keep_choice(choice_key(key), choice_text(choice_of(p.way), {best->ms, best->first_ms}));
 }
 
-// Takes the plan that was chosen by time, if cuDNN still offers it, else the first.
-void take_choice(const Key& key, Prepared& p) {
-    p.chosen = 0;
-    const std::optional<PlanChoice> choice = parse_plan_choice(choice_for(choice_key(key)));
-    if (!choice) return;
-    const size_t index = size_t(choice->plan);
-    if (index >= p.candidates.plans.size()) p.candidates = make_plans(key, index + 1);
-    if (index < p.candidates.plans.size() && p.candidates.plans[index].engine == choice->engine) p.chosen = index;
-}
-
-void settle(const Key& key, Prepared& p, const std::vector<Binding>& tensors, void* workspace, Stream stream) {
-    p.version = algorithms_version();
-    if (timing_algorithms() && choice_for(choice_key(key)).empty())
-        choose_fastest(key, p, tensors, workspace, stream);
-    else
-        take_choice(key, p);
-}
-
-void run(const Key& key, Prepared& p, std::vector<Binding> tensors, void* workspace, Stream stream) {
-    // cuDNN reads these host values before execute returns.
-    const float scale = 1.0f / std::sqrt(float(key.second.HS)), masked = -INFINITY, one = 1.0f;
-    tensors.push_back({uid_scale, &scale});
-    tensors.push_back({uid_masked, &masked});
-    if (key.first != AttentionPass::forward) tensors.push_back({uid_one, &one});
-    if (p.version != algorithms_version() && !is_capturing(stream)) settle(key, p, tensors, workspace, stream);
-    execute(p.candidates.plans[p.chosen], tensors, workspace, stream);
-}
-
-// ---- Parts of a micro-batch, and their workspace
-
-// Number of sequences that backward processes at a time; the parts are as equal as possible. Each part's lse begins at
-// a multiple of 16 bytes.
-int part_size(AttentionPass pass, const CudnnShape& all) {
-    if (pass != AttentionPass::deterministic_backward) return all.B;
-    const int64_t T = all.T, ds_bytes = all.NH * T * T * int64_t(sizeof(bf16));
-    const int64_t part_bytes = choice().part_bytes ? choice().part_bytes : device_info().memory_bytes / 32;
-    const int64_t step = all.NH * T % 4 == 0 ? 1 : 4, max_part = std::max(step, part_bytes / ds_bytes);
-    if (max_part >= all.B) return all.B;
-    return int(round_up(ceil_div<int64_t>(all.B, ceil_div<int64_t>(all.B, max_part)), step));
-}
-
-CudnnShape part_of(const CudnnShape& all, int sequences) { return {sequences, all.T, all.NH, all.HS}; }
-
-// Layout of device_scratch for one part: row sums at offset 0, then the workspace.
-struct BackwardScratch {
-    int64_t workspace, bytes;  // an offset, and the total size
-
-    BackwardScratch(AttentionPass pass, const CudnnShape& part) {
-        constexpr int64_t alignment = 256;
-        const int64_t rows = int64_t(part.B) * part.NH * part.T;
-        workspace = round_up(rows * int64_t(sizeof(float)), alignment);
-        bytes = workspace + workspace_limit(pass, part);
+void run(const Key& key, Prepared& p, const Tensors& tensors, Stream stream) {
+    if (p.version != algorithms_version() && !is_capturing(stream)) {
+        p.version = algorithms_version();
+        if (!take_choice(key, p) && timing_algorithms()) choose_fastest(key, p, tensors, stream);
+        device_reserve_scratch(scratch_bytes(key, p.way));
     }
-};
+    CUDNN_CHECK(try_run(key, p.way, tensors, stream));
+}
 
 }  // namespace
 
@@ -227,66 +288,64 @@ void set_attention(AttentionChoice chosen) { choice() = chosen; }
 int64_t cudnn_attention_scratch_bytes(int B, int T, int NH, int HS) {
     if (!unavailable().empty()) return 0;
     const CudnnShape all{B, T, NH, HS};
-    const int64_t forward = workspace_limit(AttentionPass::forward, all);
-    return std::max(forward, BackwardScratch(backward_pass(), part_of(all, part_size(backward_pass(), all))).bytes);
+    const Key forward{AttentionPass::forward, all}, backward{backward_pass(), all};
+    const Prepared *f = find(forward), *b = find(backward);
+    if (f) return std::max(scratch_bytes(forward, f->way), b ? scratch_bytes(backward, b->way) : 0);
+    const int part = largest_part(backward);
+    return std::max(workspace_limit(forward.first, all),
+                    row_sums_bytes(backward, part) + workspace_limit(backward.first, part_of(all, part)));
 }
 
 std::string cudnn_prepare_attention(int B, int T, int NH, int HS, bool backward) {
     const CudnnShape all{B, T, NH, HS};
     if (!unavailable().empty()) return "kernels of ours: " + unavailable();
-    const std::string cudnn = "cuDNN " + version_text(cudnnGetVersion());
-    const Key forward{AttentionPass::forward, all};
-    const Prepared& forward_plans = prepare(forward);
-    std::string text = forward_plans.unavailable.empty() ? cudnn : "kernels of ours: " + forward_plans.unavailable;
+    const std::string cudnn = "cuDNN " + version_text(cudnnGetVersion()) + format(", engine ");
+    const Prepared& forward = prepare({AttentionPass::forward, all});
+    std::string text = forward.unavailable.empty() ? cudnn + std::to_string(forward.way.whole.engine)
+                                                   : "kernels of ours: " + forward.unavailable;
     if (!backward) return text;
 
-    const AttentionPass pass = backward_pass();
-    const int part = part_size(pass, all), last_part = B % part;
-    const Prepared* plans = &prepare({pass, part_of(all, part)});
-    if (last_part && plans->unavailable.empty()) plans = &prepare({pass, part_of(all, last_part)});
-    if (!plans->unavailable.empty()) return text + "; backward kernels of ours: " + plans->unavailable;
-    text += "; backward " + cudnn + (choice().deterministic ? ", deterministic" : ", not deterministic");
-    return part == B ? text : text + format(", %d of %d sequences at a time", part, B);
+    const Prepared& p = prepare({backward_pass(), all});
+    if (!p.unavailable.empty()) return text + "; backward kernels of ours: " + p.unavailable;
+    text += "; backward " + cudnn + std::to_string(p.way.whole.engine);
+    text += choice().deterministic ? ", deterministic" : ", not deterministic";
+    return p.way.part == B ? text : text + format(", %d of %d sequences at a time", p.way.part, B);
 }
 
 bool cudnn_attention_forward(bf16* out, float* lse, const bf16* qkv, int B, int T, int NH, int HS, Stream stream) {
     const Key key{AttentionPass::forward, {B, T, NH, HS}};
-    Prepared* plans = find(key);
-    if (!plans) return false;
+    Prepared* const p = find(key);
+    if (!p) return false;
     const int64_t C = int64_t(NH) * HS;
-    void* workspace = device_scratch(workspace_limit(key.first, key.second));
-    run(key, *plans, {{uid_q, qkv}, {uid_k, qkv + C}, {uid_v, qkv + 2 * C}, {uid_out, out}, {uid_lse, lse}}, workspace,
-        stream);
+    const auto tensors = [&](int64_t, void*) -> std::vector<Binding> {
+        return {{uid_q, qkv}, {uid_k, qkv + C}, {uid_v, qkv + 2 * C}, {uid_out, out}, {uid_lse, lse}};
+    };
+    run(key, *p, tensors, stream);
     return true;
 }
 
 bool cudnn_attention_backward(bf16* dqkv, const bf16* dout, const bf16* out, const float* lse, const bf16* qkv, int B,
                               int T, int NH, int HS, Stream stream) {
-    const CudnnShape all{B, T, NH, HS};
-    const AttentionPass pass = backward_pass();
-    const int part = part_size(pass, all), last_part = B % part;
-    if (!find({pass, part_of(all, part)}) || (last_part && !find({pass, part_of(all, last_part)}))) return false;
-
+    const Key key{backward_pass(), {B, T, NH, HS}};
+    Prepared* const p = find(key);
+    if (!p) return false;
     const int64_t C = int64_t(NH) * HS;
-    const BackwardScratch at(pass, part_of(all, part));
-    char* scratch = static_cast<char*>(device_scratch(at.bytes));
-    for (int b = 0; b < B; b += part) {
-        const Key key{pass, part_of(all, std::min(part, B - b))};
-        const int64_t tokens = int64_t(b) * T;
-        const bf16* x = qkv + tokens * 3 * C;
-        bf16* dx = dqkv + tokens * 3 * C;
-        std::vector<Binding> tensors = {{uid_q, x},
-                                        {uid_k, x + C},
-                                        {uid_v, x + 2 * C},
-                                        {uid_out, out + tokens * C},
-                                        {uid_lse, lse + tokens * NH},
-                                        {uid_dout, dout + tokens * C},
-                                        {uid_dq, dx},
-                                        {uid_dk, dx + C},
-                                        {uid_dv, dx + 2 * C},
-                                        {uid_row_sums, scratch}};
-        run(key, *find(key), std::move(tensors), scratch + at.workspace, stream);
-    }
+    const auto tensors = [&](int64_t b, void* row_sums) -> std::vector<Binding> {
+        const int64_t tokens = b * T;
+        const bf16* const x = qkv + tokens * 3 * C;
+        bf16* const dx = dqkv + tokens * 3 * C;
+        return {{uid_q, x},
+                {uid_k, x + C},
+                {uid_v, x + 2 * C},
+                {uid_out, out + tokens * C},
+                {uid_lse, lse + tokens * NH},
+                {uid_dout, dout + tokens * C},
+                {uid_dq, dx},
+                {uid_dk, dx + C},
+                {uid_dv, dx + 2 * C},
+                {uid_row_sums, row_sums}};
+    };
+    run(key, *p, tensors, stream);
     return true;
 }
 

@@ -8,12 +8,13 @@
 
 namespace gpu {
 
-// Makes the execution plans for these sizes. Returns a description, for the log, of which kernels attention will use
-// and why. cuDNN runs only the sizes that were prepared: making a plan takes up to a second, which is too slow for
-// prompts, each of which has another length, and it is not allowed while a CUDA graph is captured.
+// Makes the execution plans for these sizes, unless they are there. Returns a description, for the log, of which
+// kernels attention uses and why. cuDNN runs only the sizes that were prepared: making a plan takes up to a second,
+// which is too slow for prompts, each of which has another length, and it is not allowed while a CUDA graph is
+// captured.
 std::string cudnn_prepare_attention(int B, int T, int NH, int HS, bool backward);
 
-// Bytes of device_scratch that forward and backward use.
+// Bytes of device_scratch that forward and backward use: with their plans, or an upper bound before they are prepared.
 int64_t cudnn_attention_scratch_bytes(int B, int T, int NH, int HS);
 
 // attention_forward and attention_backward as in ops.inc. They return false, and do nothing, for sizes that were not

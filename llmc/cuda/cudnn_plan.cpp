@@ -286,7 +286,7 @@ Handle operation_graph(Graph& g, AttentionPass pass, bool sums_dq, const CudnnTa
 
 // The engine configurations that cuDNN's heuristics propose, best first.
 std::vector<Handle> proposed_configs(Graph& g, Handle graph, Handle device) {
-    constexpr int64_t max_configs = 16;  // more than plans are asked for, because some may have no plan
+    constexpr int64_t max_configs = 16;
     Handle heuristics = g.create(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
     set(heuristics, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph);
     set(heuristics, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_HEUR_MODE_A);
@@ -413,14 +413,18 @@ int64_t workspace_limit(AttentionPass pass, const CudnnShape& shape) {
     return 0;
 }
 
-CudnnPlans plan_attention(AttentionPass pass, const CudnnShape& shape, const CudnnTarget& target, size_t max_plans) {
+CudnnPlan plan_attention(AttentionPass pass, const CudnnShape& shape, const CudnnTarget& target, int first) {
+    CudnnPlan result;
     // cuDNN makes plans for one token, but the release notes of 9.18.1 say that its backward does not support it.
-    if (pass != AttentionPass::forward && shape.T == 1) return {{}, {}, "backward for one token"};
+    if (pass != AttentionPass::forward && shape.T == 1) {
+        result.reason = "backward for one token";
+        return result;
+    }
     Graph g{shape, {}, {}};
     Handle device = target.handle ? nullptr : describe_device(g, target.device);
-    CudnnPlans result;
-    for (const auto& [config, sums_dq] : candidate_configs(g, pass, target, device)) {
-        if (result.plans.size() == max_plans) break;
+    const std::vector<Candidate> candidates = candidate_configs(g, pass, target, device);
+    for (size_t i = size_t(first); i < candidates.size(); i++) {
+        const auto& [config, sums_dq] = candidates[i];
         Descriptor plan(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
         set(plan.handle, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config);
         if (device)
@@ -431,10 +435,10 @@ CudnnPlans plan_attention(AttentionPass pass, const CudnnShape& shape, const Cud
         const int64_t sums = sums_dq ? dq_sums_bytes(shape) : 0;
         const int64_t workspace = get_int(plan.handle, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE);
         if (sums + workspace > workspace_limit(pass, shape)) continue;
-        result.plans.push_back({std::move(plan), sums, workspace, engine_number(g, config)});
+        const int engine = engine_number(g, config);
+        return {std::move(g.descriptors), std::move(plan), sums, workspace, int(i), engine, ""};
     }
-    if (result.plans.empty()) result.reason = last_reason();
-    result.descriptors = std::move(g.descriptors);
+    result.reason = last_reason();
     return result;
 }
 

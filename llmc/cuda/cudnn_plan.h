@@ -52,6 +52,7 @@ enum Uid : int64_t {
 struct Descriptor {
     cudnnBackendDescriptor_t handle = nullptr;
 
+    Descriptor() = default;
     explicit Descriptor(cudnnBackendDescriptorType_t type) { CUDNN_CHECK(cudnnBackendCreateDescriptor(type, &handle)); }
     Descriptor(Descriptor&& other) noexcept : handle(std::exchange(other.handle, nullptr)) {}
     Descriptor& operator=(Descriptor&& other) noexcept {
@@ -72,23 +73,25 @@ struct CudnnTarget {
     std::string device;
 };
 
+// An execution plan, or the reason why there is none.
 struct CudnnPlan {
-    Descriptor plan;
-    int64_t dq_sums_bytes;    // size of the tensor dq_sums, a multiple of 256; 0: the plan's graph does not have it
-    int64_t workspace_bytes;  // that cuDNN needs in addition
-    int engine;               // the engine's global index in cuDNN
-};
-
-struct CudnnPlans {
-    std::deque<Descriptor> descriptors;  // kept alive for the plans, which refer to them
-    std::vector<CudnnPlan> plans;        // best first, as NVIDIA's frontend or cuDNN's heuristics order them
+    std::deque<Descriptor> descriptors;  // of the graph; the plan refers to them
+    Descriptor plan;                     // without a handle if there is no plan
+    int64_t dq_sums_bytes = 0;           // of the tensor dq_sums, a multiple of 256; 0: the graph has none
+    int64_t workspace_bytes = 0;         // that cuDNN needs in addition
+    int candidate = -1;                  // number of the configuration, in the order of plan_attention
+    int engine = -1;                     // the engine's global index in cuDNN
     std::string reason;                  // why there is no plan, in cuDNN's words; may be empty
+
+    explicit operator bool() const { return plan.handle; }
+    int64_t bytes() const { return dq_sums_bytes + workspace_bytes; }
 };
 
-// Upper bound of dq_sums_bytes + workspace_bytes of a plan for this pass and shape.
+// Upper bound of a plan's bytes() for this pass and shape.
 int64_t workspace_limit(AttentionPass pass, const CudnnShape& shape);
 
-// Up to max_plans plans whose workspace is within workspace_limit; none if cuDNN has no engine for the shape.
-CudnnPlans plan_attention(AttentionPass pass, const CudnnShape& shape, const CudnnTarget& target, size_t max_plans);
+// Makes one plan, which takes cuDNN half a second: the first from candidate `first` on whose workspace is within
+// workspace_limit. The candidates are numbered in the order of NVIDIA's frontend and cuDNN's heuristics, best first.
+CudnnPlan plan_attention(AttentionPass pass, const CudnnShape& shape, const CudnnTarget& target, int first);
 
 }  // namespace gpu

@@ -41,8 +41,13 @@ GPT2<floatX>::GPT2(const GPT2Config& config, Purpose purpose, int B, int T, Memo
     memory = DeviceBuffer<std::byte>(count.used, "activations and logits");
     Arena arena{memory.data};
     acts = place_activations<floatX>(arena, layout, purpose, options, N, logit_rows);
+    prepare_attention();  // its plans say how much scratch memory they need
     device_reserve_scratch(scratch_of<floatX>(layout, B, T));
-    attention = ops::prepare_attention<floatX>(B, T, local_heads(layout), config.HS(), purpose == Purpose::train);
+}
+
+template <class floatX>
+std::string GPT2<floatX>::prepare_attention() const {
+    return ops::prepare_attention<floatX>(B, T, local_heads(layout), config.HS(), purpose == Purpose::train);
 }
 
 template <class floatX>

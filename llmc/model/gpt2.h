@@ -37,13 +37,16 @@ struct GPT2 {
     BucketBuffer<float> grads;              // with Purpose::train; shared by layers with shard_gradients
     DeviceBuffer<std::byte> memory;         // the memory that acts points into
     Activations<floatX> acts;
-    std::string attention;  // attention backend, for the startup log; empty on the CPU
     // Called before forward, backward or decode reads a bucket's weights. All reads of the previous layer's weights are
     // queued by then. Null: the weights are complete.
     BucketHook on_wait_for_weights;
 
     // Weights are zero until set_param sets them.
     GPT2(const GPT2Config& config, Purpose purpose, int B, int T, MemoryOptions options = {});
+
+    // Prepares attention for the largest micro-batch, unless that is done. Returns which kernels it uses and why, for
+    // the log; empty on the CPU.
+    std::string prepare_attention() const;
 
     floatX* w(Param p, int l = 0) { return weights.tensor(p, l); }
     float* g(Param p, int l = 0) { return grads.tensor(p, l); }

@@ -41,17 +41,24 @@ static std::string algorithms_file() {
     fail(EXIT_CANNOT_CREATE, "neither HOME nor XDG_CACHE_HOME is set");
 }
 
-void load_kept_algorithms() {
+// All ranks compute with the algorithms of rank 0.
+static void share_algorithms(Comm& world) {
+    const std::string text = world.all_gather_text(device_algorithms())[0];
+    if (text != device_algorithms()) device_load_algorithms(text);
+}
+
+void load_kept_algorithms(const Options& o, Comm& world) {
+    if (device_memory_is_host() || o.autotune == "off") return;
     try {
-        device_load_algorithms(read_file(algorithms_file(), 16 << 20));
+        if (world.rank == 0) device_load_algorithms(read_file(algorithms_file(), 16 << 20));
     } catch (const Error&) {  // none are kept
     }
+    share_algorithms(world);
 }
 
 // Times the algorithms of shapes that no earlier run has timed on this machine. Changes gradients and activations.
 template <class floatX>
 static void time_algorithms(GPT2<floatX>& model, Log& log) {
-    load_kept_algorithms();
     const std::string known = device_algorithms();
     const double begin = seconds_now();
     time_micro_step(model);
@@ -69,13 +76,12 @@ static void time_algorithms(GPT2<floatX>& model, Log& log) {
                     problem.c_str()));
 }
 
-// Called by all ranks before the first step, so that all compute with the algorithms of rank 0.
+// Called by all ranks before the first step.
 template <class floatX>
 static void choose_algorithms(GPT2<floatX>& model, const Run& run, Log& log) {
     if (device_memory_is_host()) return;
     if (run.is_rank0()) time_algorithms(model, log);
-    const std::string text = run.groups.world.all_gather_text(device_algorithms())[0];
-    if (!run.is_rank0()) device_load_algorithms(text);
+    share_algorithms(run.groups.world);
 }
 
 // ---- the start
@@ -112,7 +118,6 @@ Trainer<floatX>::Trainer(const Run& run, Log& log)
         val_loader = std::make_unique<DataLoader>(loader_config(run, stream.stream, true), run.data.val);
     if (run.groups.tp.world_size > 1) model.tensor_ranks = &run.groups.tp;
     model.stream = stream.stream;
-    if (!model.attention.empty()) log.note("attention: " + model.attention);
     outliers.skip_nan = o.on_nan == "skip";
     outliers.z = o.spike_z;
     load_state();
@@ -120,6 +125,8 @@ Trainer<floatX>::Trainer(const Run& run, Log& log)
         optimizer.weights.finish();  // rank 0 reads them in there, without on_wait_for_weights
         choose_algorithms(model, run, log);
     }
+    if (const std::string attention = model.prepare_attention(); !attention.empty())
+        log.note("attention: " + attention);
     if (state.step > 0) loader.seek(state.position);
     state.seed = o.seed;
     state.options = options_json(o);

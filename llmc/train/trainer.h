@@ -64,9 +64,10 @@ struct MicroStep {
     bool last;  // the last of its virtual rank: each bucket is reduced as soon as backward has completed it
 };
 
-// Loads the algorithms that earlier runs have timed on this machine (--autotune), from
-// $XDG_CACHE_HOME/train_gpt2/algorithms.txt or below ~/.cache. A file that cannot be read has none.
-void load_kept_algorithms();
+// Called by all ranks before a model is made. With --autotune on, loads the algorithms that earlier runs have timed on
+// rank 0's machine, from $XDG_CACHE_HOME/train_gpt2/algorithms.txt or below ~/.cache. A file that cannot be read has
+// none.
+void load_kept_algorithms(const Options& options, Comm& world);
 
 template <class floatX>
 struct Trainer {

@@ -10,7 +10,7 @@
 #include "support/skip.h"
 
 using gpu::AttentionPass;
-using gpu::CudnnPlans;
+using gpu::CudnnPlan;
 using gpu::CudnnShape;
 
 constexpr const char* pass_names[] = {"forward", "backward", "deterministic backward"};
@@ -19,22 +19,31 @@ constexpr AttentionPass passes[] = {AttentionPass::forward, AttentionPass::backw
 constexpr const char* devices[] = {"sm80_a100", "sm90_h100", "sm100_b200"};
 constexpr int64_t MiB = 1 << 20;
 
-static int64_t memory_of(const gpu::CudnnPlan& plan) { return plan.dq_sums_bytes + plan.workspace_bytes; }
-
-static CudnnPlans plans_for(AttentionPass pass, const CudnnShape& shape, const char* device, size_t max_plans) {
+static CudnnPlan plan_for(AttentionPass pass, const CudnnShape& shape, const char* device, int first = 0) {
     const std::string path = format("dev/test/gpu/devices/%s.json", device);
-    return gpu::plan_attention(pass, shape, {nullptr, read_file(path, 1 << 16)}, max_plans);
+    return gpu::plan_attention(pass, shape, {nullptr, read_file(path, 1 << 16)}, first);
+}
+
+// The first four plans.
+static std::vector<CudnnPlan> plans_for(AttentionPass pass, const CudnnShape& shape, const char* device) {
+    std::vector<CudnnPlan> plans;
+    for (int first = 0; plans.size() < 4; first = plans.back().candidate + 1) {
+        CudnnPlan plan = plan_for(pass, shape, device, first);
+        if (!plan) break;
+        plans.push_back(std::move(plan));
+    }
+    return plans;
 }
 
 // Checks the first engine, which runs if --autotune is off.
 static void expect_plan(AttentionPass pass, const CudnnShape& shape, const char* device) {
     CAPTURE(device);
     CAPTURE(pass_names[int(pass)]);
-    const CudnnPlans found = plans_for(pass, shape, device, 1);
-    REQUIRE(found.plans.size() == 1);
-    CHECK(found.plans[0].workspace_bytes >= 0);
-    CHECK(memory_of(found.plans[0]) <= gpu::workspace_limit(pass, shape));
-    CHECK((found.plans[0].dq_sums_bytes > 0) == (pass == AttentionPass::backward));
+    const CudnnPlan found = plan_for(pass, shape, device);
+    REQUIRE(bool(found));
+    CHECK(found.workspace_bytes >= 0);
+    CHECK(found.bytes() <= gpu::workspace_limit(pass, shape));
+    CHECK((found.dq_sums_bytes > 0) == (pass == AttentionPass::backward));
 }
 
 // Allowance for small buffers in addition to those of a tensor's size. Up to 256 bytes were measured.
@@ -42,20 +51,20 @@ constexpr int64_t small_buffers = 4096;
 
 TEST_CASE("every candidate plan for GPT-2 124M on an H100 needs no more workspace than expected") {
     const CudnnShape shape{64, 1024, 12, 64};
-    const auto forward = plans_for(AttentionPass::forward, shape, "sm90_h100", 4);
-    CHECK(forward.plans.size() >= 2);
-    for (const auto& plan : forward.plans) CHECK(memory_of(plan) <= small_buffers);
+    const auto forward = plans_for(AttentionPass::forward, shape, "sm90_h100");
+    CHECK(forward.size() >= 2);
+    for (const auto& plan : forward) CHECK(plan.bytes() <= small_buffers);
     // The sums of dQ, 64 * 12 * 1024 * 64 floats, and an engine's own copy of them, or nothing.
-    const auto backward = plans_for(AttentionPass::backward, shape, "sm90_h100", 4);
-    CHECK(backward.plans.size() >= 2);
-    for (const auto& plan : backward.plans) {
+    const auto backward = plans_for(AttentionPass::backward, shape, "sm90_h100");
+    CHECK(backward.size() >= 2);
+    for (const auto& plan : backward) {
         CHECK(plan.dq_sums_bytes == 192 * MiB);
         CHECK(plan.workspace_bytes <= 192 * MiB + small_buffers);
     }
     // dS of all sequences, 64 * 12 * 1024 * 1024 elements in bf16.
-    const auto deterministic = plans_for(AttentionPass::deterministic_backward, shape, "sm90_h100", 4);
-    CHECK(deterministic.plans.size() >= 1);
-    for (const auto& plan : deterministic.plans) {
+    const auto deterministic = plans_for(AttentionPass::deterministic_backward, shape, "sm90_h100");
+    CHECK(deterministic.size() >= 1);
+    for (const auto& plan : deterministic) {
         if (plan.dq_sums_bytes) continue;
         CHECK(plan.workspace_bytes >= 1536 * MiB);
         CHECK(plan.workspace_bytes <= 1536 * MiB + small_buffers);
@@ -65,10 +74,10 @@ TEST_CASE("every candidate plan for GPT-2 124M on an H100 needs no more workspac
 TEST_CASE("the last plan for deterministic backward on an H100 adds dQ up in a fixed order") {
     if (cudnnGetVersion() < 92500) return skip_case("cuDNN has this engine from 9.25 on");
     for (const CudnnShape& shape : {CudnnShape{64, 1024, 12, 64}, {3, 100, 2, 64}, {2, 130, 3, 128}}) {
-        const auto found = plans_for(AttentionPass::deterministic_backward, shape, "sm90_h100", 4);
-        REQUIRE(found.plans.size() >= 2);
-        CHECK(found.plans[0].dq_sums_bytes == 0);
-        const auto& last = found.plans.back();
+        const auto found = plans_for(AttentionPass::deterministic_backward, shape, "sm90_h100");
+        REQUIRE(found.size() >= 2);
+        CHECK(found[0].dq_sums_bytes == 0);
+        const auto& last = found.back();
         CHECK(last.engine == 6);
         CHECK(last.dq_sums_bytes == int64_t(shape.B) * shape.T * shape.NH * shape.HS * int64_t(sizeof(float)));
         CHECK(last.workspace_bytes <= MiB / 4);  // flags by which blocks wait; 96 KiB were measured
@@ -78,11 +87,11 @@ TEST_CASE("the last plan for deterministic backward on an H100 adds dQ up in a f
 TEST_CASE("deterministic backward on a B200 prefers an engine that stores no dS") {
     if (cudnnGetVersion() < 91801) return skip_case("cuDNN has this engine from 9.18.1 on");
     for (const CudnnShape& shape : {CudnnShape{64, 1024, 12, 64}, {3, 100, 2, 64}, {2, 130, 3, 128}}) {
-        const auto found = plans_for(AttentionPass::deterministic_backward, shape, "sm100_b200", 4);
-        REQUIRE(found.plans.size() >= 2);
-        CHECK(found.plans[0].engine == 5);
-        CHECK(memory_of(found.plans[0]) <= small_buffers);
-        CHECK(found.plans[1].engine == 7);  // the heuristics' first
+        const auto found = plans_for(AttentionPass::deterministic_backward, shape, "sm100_b200");
+        REQUIRE(found.size() >= 2);
+        CHECK(found[0].engine == 5);
+        CHECK(found[0].bytes() <= small_buffers);
+        CHECK(found[1].engine == 7);  // the heuristics' first
     }
 }
 
@@ -99,13 +108,13 @@ TEST_CASE("GPT-2's shapes, awkward lengths and heads of 128 channels have a plan
 
 TEST_CASE("a shape or device that cuDNN does not support gives no plan or an error, not a crash") {
     for (const AttentionPass pass : {AttentionPass::backward, AttentionPass::deterministic_backward}) {
-        const CudnnPlans none = plans_for(pass, {1, 1, 12, 64}, "sm90_h100", 1);
-        CHECK(none.plans.empty());
+        const CudnnPlan none = plan_for(pass, {1, 1, 12, 64}, "sm90_h100");
+        CHECK(!none);
         CHECK(none.reason == "backward for one token");
     }
-    const CudnnPlans none = plans_for(AttentionPass::forward, {2, 128, 3, 20}, "sm90_h100", 4);
-    CHECK(none.plans.empty());
+    const CudnnPlan none = plan_for(AttentionPass::forward, {2, 128, 3, 20}, "sm90_h100");
+    CHECK(!none);
     CHECK(none.reason != "");
-    CHECK_THROWS_WITH_AS(gpu::plan_attention(AttentionPass::forward, {1, 64, 1, 64}, {nullptr, "{}"}, 1),
+    CHECK_THROWS_WITH_AS(gpu::plan_attention(AttentionPass::forward, {1, 64, 1, 64}, {nullptr, "{}"}, 0),
                          doctest::Contains("cudnn_plan.cpp:"), Error);
 }

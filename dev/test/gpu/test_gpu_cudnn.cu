@@ -7,6 +7,11 @@
 #include "cuda/attention.cuh"
 #include "cuda/autotune.h"
 #include "gpu/on_gpu.h"
+
+#ifdef SIMT_EMULATOR
+#include <cudnn.h>
+#endif
+
 struct Shape {
     int B, T, NH, HS;
     int C() const { return NH * HS; }
@@ -30,8 +35,8 @@ static bool is_built_in() {
 }
 
 // Every shape in this file has engines on every GPU of compute capability 8.0 or later.
-static void prepare(Shape s, bool deterministic, int64_t part_bytes = 256 << 20) {
-    gpu::set_attention({.cudnn = true, .deterministic = deterministic, .part_bytes = part_bytes});
+static void prepare(Shape s, bool deterministic, std::vector<int64_t> part_bytes = {256 << 20}) {
+    gpu::set_attention({.cudnn = true, .deterministic = deterministic, .part_bytes = std::move(part_bytes)});
     const std::string line = gpu::prepare_attention<bf16>(s.B, s.T, s.NH, s.HS, true);
     INFO(line);
     REQUIRE(line.rfind("cuDNN", 0) == 0);
@@ -43,6 +48,7 @@ static void prepare(Shape s, bool deterministic, int64_t part_bytes = 256 << 20)
 // write it.
 static void poison_scratch(Shape s) {
     const int64_t bytes = gpu::attention_scratch_bytes<bf16>(s.B, s.T, s.NH, s.HS);
+    device_reserve_scratch(bytes);
     check_cuda(cudaMemset(device_scratch(bytes), 0xff, size_t(bytes)));
 }
 
@@ -94,9 +100,10 @@ static void compare_sequence(const Outputs& got, const Tensor<bf16>& qkv, const 
                  4 * sum_error + 2.2f * operands);
 }
 
-static void compare(Shape s, bool deterministic, std::initializer_list<int> sequences, int64_t part_bytes = 256 << 20) {
+static void compare(Shape s, bool deterministic, std::initializer_list<int> sequences,
+                    std::vector<int64_t> part_bytes = {256 << 20}) {
     INFO("B ", s.B, " T ", s.T, " NH ", s.NH, " HS ", s.HS, " deterministic ", deterministic);
-    prepare(s, deterministic, part_bytes);
+    prepare(s, deterministic, std::move(part_bytes));
     auto qkv = random_tensor<bf16>(s.tokens() * 3 * s.C(), 1), dout = random_tensor<bf16>(s.tokens() * s.C(), 2);
     const Outputs got = computed(s, qkv, dout, true);
     for (const int b : sequences) compare_sequence(got, qkv, dout, s, b);
@@ -132,15 +139,15 @@ TEST_CASE("deterministic backward processes a micro-batch in parts and agrees wi
     if (!is_built_in()) return;
     for (const int B : {9, 8}) {
         const Shape s{B, 70, 2, 64};
-        compare(s, true, {0, 2, 3, 5, 6, B - 1}, 3 * 20000);
+        compare(s, true, {0, 2, 3, 5, 6, B - 1}, {3 * 20000});
         const std::string line = gpu::prepare_attention<bf16>(s.B, s.T, s.NH, s.HS, true);
         CHECK(line.find(format("3 of %d sequences at a time", B)) != std::string::npos);
     }
     const Shape many{int(device_info().memory_bytes / 32 / (2 * 64 * 512 * 512)) + 1, 512, 64, 64};
-    prepare(many, true, 0);  // a part may take 1/32 of the memory, and `many` has one sequence too many for one part
+    prepare(many, true, {0});  // a part may take 1/32 of the memory, and `many` has one sequence too many for one part
     const std::string line = gpu::prepare_attention<bf16>(many.B, many.T, many.NH, many.HS, true);
     CHECK(line.find(format("%d of %d sequences at a time", ceil_div(many.B, 2), many.B)) != std::string::npos);
-    compare({9, 75, 1, 64}, true, {0, 3, 4, 8}, 1);  // parts of 4 sequences, so that each part's lse is aligned
+    compare({9, 75, 1, 64}, true, {0, 3, 4, 8}, {1});  // parts of 4 sequences, so that each part's lse is aligned
     if (!emulated) compare({9, 1024, 16, 64}, true, {0, 4, 5, 8});  // parts of 5 and 4: dS has 32 MiB a sequence
 }
 
@@ -166,7 +173,7 @@ TEST_CASE("deterministic attention by cuDNN, with any of its candidates, gives t
         for (const int engine : engines) {
             CAPTURE(plan);
             CAPTURE(engine);
-            for (auto& [key, choice] : choices) choice = format("%d engine %d", plan, engine);
+            for (auto& [key, choice] : choices) choice = format("%d engine %d part %d", plan, engine, s.B);
             gpu::load_algorithms(choices);
             const Outputs first = computed(s, qkv, dout, true);
             for (int again = 0; again < 3; again++) expect_same_bits(first, computed(s, qkv, dout, again == 0));
@@ -187,12 +194,13 @@ TEST_CASE("timed plans agree with the definition, and a stored choice is used ag
         // The second plan cannot run, which must not end the timing. Of the others the last is the fastest: the third,
         // or for backward a fourth.
         const bool backward = choice.first.find("backward") != std::string::npos;
-        const char* fastest = backward ? "3 engine 6 2.0000 ms" : "2 engine 14 3.0000 ms";
+        const char* fastest = backward ? "5 engine 6 part 3 2.0000 ms" : "4 engine 14 part 3 3.0000 ms";
         if (emulated) CHECK(choice.second == std::string(fastest) + ", first 5.0000 ms");
     }
 
     // If there is a choice, nothing is timed again, even if cuDNN no longer offers the chosen plan.
-    for (const char* chosen : {"2 engine 14", "3 engine 99", "no plan", "18446744073709551615 engine 14"}) {
+    for (const char* chosen : {"4 engine 14 part 3", "4 engine 99 part 3", "4 engine 14 part 2", "4 engine 14 part 4",
+                               "no plan", "18446744073709551615 engine 14 part 3"}) {
         CAPTURE(chosen);
         for (auto& [shape, choice] : choices) choice = chosen;
         gpu::load_algorithms(choices);
@@ -202,12 +210,50 @@ TEST_CASE("timed plans agree with the definition, and a stored choice is used ag
     gpu::load_algorithms({});
 }
 
+#ifdef SIMT_EMULATOR
+// dS of eight sequences has 165,888 bytes. Three take 62,208, which fit into the emulated cache, so that three parts
+// take 0.6 ms, less than the 2 ms of the best plan for eight sequences.
+TEST_CASE("the size of the parts is timed, and a start with a kept choice makes its plans alone") {
+    if (!is_built_in()) return;
+    const Shape s{8, 72, 2, 64};
+    const std::vector<int64_t> part_bytes = {21000, 3 * 21000, 0};
+    gpu::load_algorithms({});
+    const auto scratch = [&] { return gpu::attention_scratch_bytes<bf16>(s.B, s.T, s.NH, s.HS); };
+    gpu::set_attention({.part_bytes = part_bytes});
+    const int64_t most = scratch();
+    device_time_algorithms(true);
+    compare(s, true, {0, 2, 3, 7}, part_bytes);
+    device_time_algorithms(false);
+    const int64_t chosen = scratch();
+    CHECK(chosen < most / 2);  // dS of three sequences in place of eight
+    const std::string line = gpu::prepare_attention<bf16>(s.B, s.T, s.NH, s.HS, true);
+    CHECK(line.ends_with("backward cuDNN 9.25.0, engine 10, deterministic, 3 of 8 sequences at a time"));
+    AlgorithmChoices choices = gpu::algorithms();
+    REQUIRE(choices.size() == 2);
+    CHECK(choices.begin()->second.starts_with("0 engine 10 part 3 0.6000 ms, first 5.0000 ms"));
+
+    // Another shape with these choices stands for another start, which has prepared nothing. Forward has one plan, and
+    // backward two: for three sequences and for the last two.
+    const Shape next{8, 68, 2, 64};
+    AlgorithmChoices kept;
+    for (const auto& [key, choice] : choices) kept[std::string(key).replace(key.find(" T 72 "), 6, " T 68 ")] = choice;
+    gpu::load_algorithms(kept);
+    const int before = simt_cudnn_plans;
+    prepare(next, true, part_bytes);
+    const int made = simt_cudnn_plans - before;
+    CHECK(made == 3);
+    compare(next, true, {0, 2, 3, 7}, part_bytes);
+    CHECK(simt_cudnn_plans - before == made);
+    gpu::load_algorithms({});
+}
+#endif
+
 TEST_CASE("our own kernels run shapes that were not prepared, and everything where cuDNN is turned off") {
     if (!is_built_in()) return;
     compare({1, 64, 1, 64}, true, {0});
     gpu::set_attention({.cudnn = false, .deterministic = true});
     const std::string line = gpu::prepare_attention<bf16>(1, 64, 1, 64, true);
-    CHECK(line == "kernels of ours: as chosen");
+    CHECK(line == "kernels of ours: cuDNN is turned off");
     const Shape s{2, 77, 2, 64};
     auto qkv = random_tensor<bf16>(s.tokens() * 3 * s.C(), 1), dout = random_tensor<bf16>(s.tokens() * s.C(), 2);
     const Outputs unprepared = computed(s, qkv, dout, false);
