@@ -98,6 +98,7 @@ struct Config {
     int device_error = 0;         // cudaError_t of cudaSetDevice
     bool kernel_images = true;    // whether the program has code for the GPU
     bool fused_epilogues = true;  // whether cuBLASLt has algorithms for GELU and its derivative
+    size_t queue_limit = 0;       // a launch blocks while its stream has this many operations queued; 0: never
     int failing_algorithm = -1;   // cuBLASLt's algorithm of this number cannot be launched
     bool gpu_math = false;
 };

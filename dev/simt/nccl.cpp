@@ -19,6 +19,7 @@
 #include <cstdlib>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <random>
 #include <string>
 #include <utility>
@@ -88,6 +89,9 @@ struct Link {
 // SIMT_NCCL=deaf: NCCL does not notice that a rank has ended. The real one does not if GPUs write to each other's
 // memory.
 const bool ignore_lost_ranks = getenv("SIMT_NCCL") && strcmp(getenv("SIMT_NCCL"), "deaf") == 0;
+
+// ncclCommGetAsyncError may be called by another thread than the one whose launch blocks.
+std::recursive_mutex in_progress;
 
 size_t size_of(uint32_t type) { return type == ncclFloat ? 4 : type == ncclBfloat16 ? 2 : 1; }
 
@@ -348,6 +352,7 @@ bool Collective::combine() {
 }
 
 bool Collective::attempt() {
+    const std::lock_guard lock(in_progress);
     if (comm->state == ncclComm::aborted) return true;
     if (comm->error != ncclSuccess) return false;
     const bool first = !std::exchange(started, true);
@@ -598,6 +603,7 @@ ncclResult_t ncclGroupStart() {
 ncclResult_t ncclGroupEnd() { return groups_begun-- > 0 ? ncclSuccess : ncclInvalidUsage; }
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state, Site site) {
+    const std::lock_guard lock(in_progress);
     ncclComm& c = known(comm, "ncclCommGetAsyncError", site);
     c.polls++;
     if (c.error == ncclSuccess && c.state == ncclComm::ready) c.pump();

@@ -173,6 +173,8 @@ void enqueue(cudaStream_t s, Operation* o) {
         return void(s->captured->operations->emplace_back(o));
     }
     simt::release(&o->edge);
+    const size_t limit = simt::config.queue_limit;
+    if (limit) run_until([&] { return s->queue.size() < limit; });
     s->queue.push_back(o);
     // An operation that waits for other processes stays queued; it continues when the host waits.
     if (!simt::config.deferred_streams) run_here_until([&] { return s->queue.empty(); });

@@ -3,7 +3,8 @@
 // Ranks that MPI started exchange NCCL's id by MPI; others exchange it by the rendezvous of rendezvous.h. NCCL calls do
 // not block (blocking = 0), so that a missing rank ends the run after a timeout and does not hang it. NCCL reports a
 // rank that ends during the run while the host waits for the device. All communicators are then aborted at once;
-// otherwise their kernels would spin for ever, and the abort of one would wait for the kernels of another. The watchdog
+// otherwise their kernels would spin for ever, and the abort of one would wait for the kernels of another. A launch may
+// block, too, behind the kernels of such a collective; then the watchdog's thread ends the process. The watchdog also
 // ends a rank that waits for one of which NCCL reports nothing.
 //
 // A group of ranks (split) is a communicator of its own with a stream of its own.
@@ -17,6 +18,7 @@
 #include <chrono>
 #include <deque>
 #include <exception>
+#include <mutex>
 #include <thread>
 
 #include "base/common.h"
@@ -28,6 +30,7 @@
 namespace {
 
 constexpr double ABORT_SECONDS = 10.0;   // time that NCCL gets to finalize or abort
+constexpr double BLOCKED_SECONDS = 2.0;  // time that the training thread gets to come to an error of NCCL
 constexpr double POLL_SECONDS = 200e-6;  // most calls complete within this time; after it, polls sleep in between
 static_assert(NCCL_VERSION_CODE >= 21801, "groups of GPU ranks need NCCL 2.18.1 or later (ncclCommSplit)");
 
@@ -58,11 +61,14 @@ struct NcclComm : Comm {
     const std::thread::id thread = std::this_thread::get_id();
     // World communicator and its groups, in the order of their creation.
     static inline std::vector<NcclComm*> all_comms;
+    // Held while the training thread calls NCCL or changes all_comms. The watchdog's thread reads them in look().
+    static inline std::mutex in_nccl;
 
     NcclComm(int own_rank, int size) {
         rank = shard_index = own_rank;
         world_size = size;
         for (Event& event : completed) event = create_event();
+        const std::lock_guard lock(in_nccl);
         all_comms.push_back(this);
         while_host_waits = watch;
     }
@@ -70,6 +76,7 @@ struct NcclComm : Comm {
     // All ranks finalize together. If an exception ends this rank, the others do not, so the communicator is left to
     // the end of the process.
     ~NcclComm() override {
+        const std::lock_guard lock(in_nccl);
         all_comms.erase(std::find(all_comms.begin(), all_comms.end(), this));
         if (all_comms.empty()) while_host_waits = nullptr;
         for (Event event : completed) destroy_event(event);
@@ -103,24 +110,38 @@ struct NcclComm : Comm {
         if (result == ncclInProgress)
             abort_all(format("%s: %s after %.0f s: is a rank missing? NCCL_DEBUG=INFO says more", call,
                              ncclGetErrorString(result), JOIN_SECONDS));
-        abort_comm(result, call);
+        abort_all(describe_error(result, call));
     }
 
-    [[noreturn]] void abort_comm(ncclResult_t result, const char* call) {
+    // Makes a call of NCCL, and waits until it has completed.
+    template <class Call>
+    void complete(const char* name, const Call& call) {
+        const std::lock_guard lock(in_nccl);
+        check(name, call());
+    }
+
+    std::string describe_error(ncclResult_t result, const char* call) const {
         const std::string more = ncclGetLastError(nccl);
-        abort_all(format("%s%s: %s%s%s; NCCL_DEBUG=INFO says more",
-                         result == ncclRemoteError ? "another rank is gone, or not to be reached: " : "", call,
-                         ncclGetErrorString(result), more.empty() ? "" : ": ", more.c_str()));
+        return format("%s%s: %s%s%s; NCCL_DEBUG=INFO says more",
+                      result == ncclRemoteError ? "another rank is gone, or not to be reached: " : "", call,
+                      ncclGetErrorString(result), more.empty() ? "" : ": ", more.c_str());
+    }
+
+    // The error of this communicator, if it has one.
+    ncclResult_t async_error() const {
+        ncclResult_t state = ncclSuccess;
+        const ncclResult_t result = ncclCommGetAsyncError(nccl, &state);
+        if (result != ncclSuccess) return result;
+        return state == ncclInProgress ? ncclSuccess : state;
     }
 
     // Aborts the pending collectives, which the other ranks will never join, so that memory can be freed, and fails
     // with EXIT_INTERNAL. The communicators are aborted as one NCCL group: the abort of a single one may wait for the
     // device, and so for a collective of another. A thread ends the process if NCCL hangs.
     [[noreturn]] static void abort_all(const std::string& why) {
-        std::thread([line = format("error: rank %d on %s: %s", all_comms[0]->rank, host_name().c_str(), why.c_str())] {
+        std::thread([why] {
             std::this_thread::sleep_for(std::chrono::duration<double>(ABORT_SECONDS));
-            print_message(line);
-            _exit(EXIT_INTERNAL);
+            end_process(why);
         }).detach();
         while_host_waits = nullptr;
         ncclGroupStart();
@@ -133,18 +154,37 @@ struct NcclComm : Comm {
         fail(EXIT_INTERNAL, "%s", why.c_str());
     }
 
+    [[noreturn]] static void end_process(const std::string& why) {
+        print_message(format("error: rank %d on %s: %s", all_comms[0]->rank, host_name().c_str(), why.c_str()));
+        _exit(EXIT_INTERNAL);
+    }
+
     // Called again and again while the host waits for the device (while_host_waits). Other threads may not use the
     // communicators.
     static void watch() {
         if (std::this_thread::get_id() != all_comms[0]->thread) return;
+        const std::lock_guard lock(in_nccl);
         for (NcclComm* comm : all_comms) {
             if (!comm->nccl) continue;
-            ncclResult_t state = ncclSuccess;
-            const ncclResult_t result = ncclCommGetAsyncError(comm->nccl, &state);
-            if (result != ncclSuccess) state = result;
-            if (state != ncclSuccess && state != ncclInProgress) comm->abort_comm(state, "ncclCommGetAsyncError");
+            const ncclResult_t error = comm->async_error();
+            if (error != ncclSuccess) abort_all(comm->describe_error(error, "ncclCommGetAsyncError"));
             comm->count_ended();
         }
+    }
+
+    // Called by the watchdog's thread. An error to which the training thread has not come for some seconds ends the
+    // process: a launch blocks that thread.
+    static void look() {
+        static int looks = 0;
+        const std::unique_lock lock(in_nccl, std::try_to_lock);
+        if (!lock) return;  // the training thread calls NCCL, and comes to its errors
+        for (const NcclComm* comm : all_comms) {
+            const ncclResult_t error = comm->nccl ? comm->async_error() : ncclSuccess;
+            if (error == ncclSuccess) continue;
+            if (++looks * Watchdog::LOOK < BLOCKED_SECONDS) return;
+            end_process(comm->describe_error(error, "ncclCommGetAsyncError, while a launch blocks"));
+        }
+        looks = 0;
     }
 
     // Tells the watchdog of the collectives that have ended since the last call.
@@ -184,7 +224,8 @@ struct NcclComm : Comm {
     void join(const Launch& launch) {
         const ncclUniqueId id = exchange_id(launch);
         ncclConfig_t config = make_config();
-        check("ncclCommInitRankConfig", ncclCommInitRankConfig(&nccl, world_size, id, rank, &config));
+        complete("ncclCommInitRankConfig",
+                 [&] { return ncclCommInitRankConfig(&nccl, world_size, id, rank, &config); });
     }
 
     static ncclConfig_t make_config() {
@@ -204,13 +245,16 @@ struct NcclComm : Comm {
         wait_for_stream(nccl_stream.stream);
         ncclComm_t part = nullptr;
         ncclConfig_t config = make_config();
-        const ncclResult_t result = ncclCommSplit(nccl, size == 1 ? NCCL_SPLIT_NOCOLOR : color, rank, &part, &config);
-        check("ncclCommSplit", result == ncclSuccess ? ncclInProgress : result);
+        complete("ncclCommSplit", [&] {
+            const ncclResult_t result =
+                ncclCommSplit(nccl, size == 1 ? NCCL_SPLIT_NOCOLOR : color, rank, &part, &config);
+            return result == ncclSuccess ? ncclInProgress : result;
+        });
         if (size == 1) return Comm::split(color);
         auto group = std::make_unique<NcclComm>(int(std::count(colors.begin(), colors.begin() + rank, own)), size);
         group->watchdog = watchdog;
         group->nccl = part;
-        group->check("ncclCommSplit", ncclInProgress);
+        group->complete("ncclCommSplit", [] { return ncclInProgress; });
         return group;
     }
 
@@ -267,11 +311,12 @@ struct NcclComm : Comm {
     }
 
     void sum_all(void* x, int64_t count, ncclDataType_t type) {
-        check("ncclAllReduce", ncclAllReduce(x, x, size_t(count), type, ncclSum, nccl, nccl_stream.stream));
+        complete("ncclAllReduce",
+                 [&] { return ncclAllReduce(x, x, size_t(count), type, ncclSum, nccl, nccl_stream.stream); });
     }
     void sum_shards(const void* x, void* own, int64_t own_count, ncclDataType_t type) {
-        check("ncclReduceScatter",
-              ncclReduceScatter(x, own, size_t(own_count), type, ncclSum, nccl, nccl_stream.stream));
+        complete("ncclReduceScatter",
+                 [&] { return ncclReduceScatter(x, own, size_t(own_count), type, ncclSum, nccl, nccl_stream.stream); });
     }
 
     Ticket all_reduce(float* x, int64_t count, GradDtype dtype, Stream after) override {
@@ -308,16 +353,19 @@ struct NcclComm : Comm {
         bytes_sent += (world_size - 1) * own;
         const char* from = static_cast<char*>(x) + rank * own;
         return start(after, [&] {
-            check("ncclAllGather", ncclAllGather(from, x, size_t(own), ncclInt8, nccl, nccl_stream.stream));
+            complete("ncclAllGather",
+                     [&] { return ncclAllGather(from, x, size_t(own), ncclInt8, nccl, nccl_stream.stream); });
         });
     }
     Ticket broadcast(void* x, int64_t bytes, int from, Stream after) override {
         return start(after, [&] {
-            check("ncclBroadcast", ncclBroadcast(x, x, size_t(bytes), ncclInt8, from, nccl, nccl_stream.stream));
+            complete("ncclBroadcast",
+                     [&] { return ncclBroadcast(x, x, size_t(bytes), ncclInt8, from, nccl, nccl_stream.stream); });
         });
     }
 
     void connect() override {
+        if (watchdog) watchdog->at_each_look(look);
         const int64_t sent = bytes_sent, made = calls;
         const Stream stream = nccl_stream.stream;
         const DeviceBuffer<float> x(int64_t(1 << 20) * world_size, "the first collectives");

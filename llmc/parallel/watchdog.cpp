@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <future>
+#include <utility>
 
 #include "base/common.h"
 #include "base/host.h"
@@ -31,12 +32,18 @@ std::string Watchdog::where() const {
     return text + format(count > ended ? ", in collective %lld" : ", after %lld collectives", count);
 }
 
+void Watchdog::at_each_look(std::function<void()> call) {
+    const std::lock_guard lock(mutex);
+    look = std::move(call);
+}
+
 // A look that is late means that this process was stopped; that time does not count.
 void Watchdog::watch() {
     int64_t seen = -1;
     double waited = 0.0, last = seconds_now();
     std::unique_lock lock(mutex);
     while (!changed.wait_for(lock, std::chrono::duration<double>(LOOK), [&] { return ending; })) {
+        if (look) look();
         const double now = seconds_now();
         waited = progress == seen ? waited + std::min(now - last, 2.0 * LOOK) : 0.0;
         seen = progress;

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -28,6 +29,9 @@ struct Watchdog {
     // Any thread: a collective begins, or has ended.
     void collective_begins() { begun++, progress++; }
     void collective_ended() { ended++, progress++; }
+    // Calls `call` at each look, in the watchdog's thread; null: nothing. When this returns, no earlier call is
+    // running.
+    void at_each_look(std::function<void()> call);
     std::atomic<int64_t> step = -1;  // number of the current step; -1: before the first
     std::string where() const;       // "step 41, micro-step 3, in collective 812"
 
@@ -42,5 +46,6 @@ struct Watchdog {
     std::mutex mutex;
     std::condition_variable changed;
     bool ending = false;
+    std::function<void()> look = nullptr;  // at_each_look
     std::thread thread;
 };

@@ -246,6 +246,26 @@ TEST_CASE("ranks: if one rank ends, the others end with an error") {
         }
 }
 
+// The rank that is left queues kernels behind a collective until a launch blocks.
+TEST_CASE("ranks: if one rank ends while a launch of another blocks, the watchdog's thread ends that one") {
+    const std::vector<Ending> endings = run_ranks({}, [](const Launch& launch) {
+        const std::unique_ptr<Comm> comm =
+            make_comm(launch, std::make_shared<Watchdog>(60.0, launch.rank, launch.world_size));
+        comm->connect();
+        if (launch.rank == 1) _exit(9);
+        simt::config.queue_limit = 8;
+        const OwnedStream stream;
+        const DeviceBuffer<float> x(64, "x");
+        comm->wait(comm->all_reduce(x.data, 64, GradDtype::fp32, stream.stream), stream.stream);
+        for (int i = 0; i < 20; i++) simt::launch(shift_kernel, 1, 256, 0, stream.stream, x.data, 1.0f, 64);
+        _exit(98);
+    });
+    if (endings.empty()) return;
+    CHECK_MESSAGE(endings[0].status == EXIT_INTERNAL, endings[0].status << " " << endings[0].output);
+    CHECK_MESSAGE(endings[0].output.find("another rank is gone") != std::string::npos, endings[0].output);
+    CHECK_MESSAGE(endings[0].output.find("while a launch blocks") != std::string::npos, endings[0].output);
+}
+
 // ---- Bugs that the emulator's NCCL reports
 
 static std::string new_id() {
