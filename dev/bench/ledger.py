@@ -7,15 +7,13 @@
     dev/bench/ledger.py --update-docs                                           writes the tables of docs/performance.md
 
 The floor of a launch is the larger of two times: of its bytes at the memory's data-sheet speed, and of its FLOPs at the
-data-sheet peak. The prediction divides these by shares of the two speeds that kernels reach, and adds a time
-per launch. Matmuls also pay for the tiles of their last wave and for a short inner dimension. `--shares` prints
-the shares with their sources.
+data-sheet peak. The prediction divides these by shares of the two speeds that kernels reach, and adds a time per
+launch. Matmuls also pay for the tiles of their last wave and for other tensors of their epilogue. `--assumptions`
+prints each assumption with its range, its source and the command that measures it.
 
 The launches are those of one rank without recomputation, with AdamW, master weights and cuDNN's deterministic
 attention. A bias gradient is a kernel of its own, although --autotune may choose cuBLASLt's epilogue for it. bench_ops
 has the same operations, calls, bytes and FLOPs: `ledger.py --operations` and `bench_ops --list` print the same lines.
-`train_gpt2 plan` counts the same FLOPs per token and the same batch; its time is measured on the machine where it runs,
-or stands for 30 % of the peak, and it does not read this script.
 """
 import argparse
 import math
@@ -50,89 +48,85 @@ class Gpu:
     sms: int
     memory: float     # GB/s
     fp8: float        # dense TFLOP/s; 0: the GPU has no FP8
-    gb: int           # GB of memory
     hopper: bool      # cuBLASLt fuses GELU (gelu_fusion_by_gpu in llmc/cuda/matmul.cpp), cuDNN has kernels for Hopper
-    source: str
 
     def peak(self, precision):
         """Dense FLOP/s from the data sheet."""
-        if precision.startswith("fp8"):
-            return 1e12 * self.fp8
-        bf16, fp32 = MFU_PEAKS[self.name]
-        return 1e12 * (fp32 if precision == "fp32" else bf16)
+        return 1e12 * (self.fp8 if precision == "fp8" else MFU_PEAKS[self.name][precision == "fp32"])
 
 
 MFU_PEAKS = {name: (float(bf16), float(fp32)) for name, bf16, fp32 in
              in_source("llmc/model/mfu.h", r'\{"([^"]+)", ([\d.]+), [\d.]+, ([\d.]+)\}')}
-GPUS = {
-    "h100-sxm": Gpu("H100 SXM", "H100", 132, 3350, 1979, 80, True,
-                    "NVIDIA H100 data sheet; the H100 white paper for SMs"),
-    "h100-pcie": Gpu("H100 PCIe", "H100 PCIe", 114, 2000, 1513, 80, True,
-                     "NVIDIA H100 data sheet; the H100 white paper for SMs"),
-    "h200": Gpu("H200 SXM", "H200", 132, 4800, 1979, 141, True, "NVIDIA H200 data sheet"),
-    "a100": Gpu("A100 SXM 80 GB", "A100", 108, 2039, 0, 80, False,
-                "NVIDIA A100 data sheet; the A100 white paper for SMs"),
-    "rtx-4090": Gpu("RTX 4090", "RTX 4090", 128, 1008, 330.3, 24, False, "NVIDIA Ada white paper, appendix A"),
+GPUS = {  # NVIDIA's data sheets; its white papers for SMs, and for all of the RTX 4090
+    "h100-sxm": Gpu("H100 SXM", "H100", 132, 3350, 1979, True),
+    "h100-pcie": Gpu("H100 PCIe", "H100 PCIe", 114, 2000, 1513, True),
+    "h200": Gpu("H200 SXM", "H200", 132, 4800, 1979, True),
+    "a100": Gpu("A100 SXM 80 GB", "A100", 108, 2039, 0, False),
+    "rtx-4090": Gpu("RTX 4090", "RTX 4090", 128, 1008, 330.3, False),
 }
 
-# ---- shares of the peak that kernels reach
+# ---- assumptions
 
-# Values are (share, depth, source). Share: of the peak FLOP/s (for matmuls, at an infinitely long inner dimension) or
-# of the memory's speed. Depth: the cost of starting and ending a matmul tile, in elements of its inner dimension; see
-# matmul_seconds. Other GPUs are assumed to reach the same shares as an H100.
-SHARES = {
-    "matmul bf16": (0.86, 283, "fitted to two matmuls on H100: 8192 x 8192 x 8192 at 798 TFLOP/s (PyTorch, once), "
-                               "65536 x 6656 x 1664 at 726 (nanochat, dev/LOG.md, 2026-02-02)"),
-    "matmul fp32": (0.75, 0, "an estimate: without tensor cores, and no figure of cuBLAS was found"),
-    "matmul fp8": (0.81, 640,
-                   "one scale per tensor; fitted to two: 65536 x 6656 x 1664 at 1160 TFLOP/s (nanochat, the same, "
-                              "1.45 ms of which 0.2 ms are an estimate for the cast), inner dimension 16384 at 1550 "
-                              "(DeepGEMM's README)"),
-    "matmul fp8-block": (0.83, 1020, "scales for 1 x 128 and 128 x 128 elements; fitted to DeepGEMM's tables on H800: "
-                                     "590 TFLOP/s at an inner dimension of 512, 990 at 1536, 1550 at 16384"),
-    "attention_forward": (0.29, 0, "cuDNN, causal, heads of 64 channels, T 1024: 288 TFLOP/s on H100 (FlashAttention-3 "
-                                   "paper, figure 5)"),
-    "attention_backward": (0.25, 0, "cuDNN 9.19, the same heads, T 2048: 264 TFLOP/s on H200 (cudnn-frontend's "
-                                    "benchmarks); T 1024 is taken as 247"),
-    "attention_forward, no Hopper": (0.38, 0,
-                                     "an estimate: FlashAttention-2 reaches 0.50 to 0.73 of an A100 (its paper), "
-                                              "less with 64 channels and T 1024"),
-    "attention_backward, no Hopper": (0.33, 0, "an estimate, as above"),
-    "attention fp32": (0.15, 0, "an estimate: our own kernels on the FMA units, never timed"),
-    "memory": (0.80, 0,
-               "copies: 3.0 of 3.35 TB/s on H100, 4.3 of 4.8 on H200 (PyTorch, once); kernels 0.88 to 0.92 of a copy "
-                        "(cuDNN's norms, cudnn-frontend's benchmarks)"),
+@dataclass
+class Assumption:
+    value: float
+    low: float     # the range in which the true value is expected
+    high: float
+    measure: str   # command that measures it
+    source: str
+    tile: int = 0  # cost of starting and ending a matmul tile, in elements of its inner dimension
+
+
+OPS = "bench_ops --precision bf16"
+# Kernels reach shares of the data sheet's dense FLOP/s and of the memory's speed. Other GPUs are assumed to reach those
+# of an H200, which were measured (RESULTS.md).
+ASSUMPTIONS = {
+    "matmul bf16": Assumption(0.75, 0.71, 0.79, OPS, "fitted, with epilogue, to 18 operations of 124M and 1558M on "
+                              "H200 (-9 to 10 %); the largest matmul had 729 TFLOP/s on one H200 and 812 on another"),
+    "matmul fp32": Assumption(0.75, 0.5, 0.9, OPS, "an estimate: no tensor cores, no figure of cuBLAS was found"),
+    "matmul fp8": Assumption(0.81, 0.7, 0.9, OPS, "one scale per tensor; fitted to 65536 x 6656 x 1664 at 1160 TFLOP/s "
+                             "(nanochat, dev/LOG.md: 1.45 ms, 0.2 of them an estimate for the cast) and an inner "
+                             "dimension of 16384 at 1550 (DeepGEMM)", 640),
+    "epilogue": Assumption(1.5, 1, 2, OPS, "time of a tensor that a matmul's epilogue reads or writes besides, as a "
+                           "multiple of the memory's time; fitted"),
+    "epilogue GELU'": Assumption(1.7, 1.5, 2.5, OPS, "the same, by kernels older than Hopper: H200 571 us, plain 390"),
+    "attention_forward": Assumption(0.325, 0.29, 0.35, OPS, "cuDNN, causal, 64 channels a head, T 1024: 331 and 314 "
+                                    "TFLOP/s on H200; 288 on H100 (FlashAttention-3 paper, figure 5)"),
+    "attention_backward": Assumption(0.225, 0.20, 0.25, OPS + " --op attention_backward", "deterministic, which stores "
+                                     "dS: 221 and 224 TFLOP/s on H200; about 255 with --deterministic off"),
+    "attention, no Hopper": Assumption(0.35, 0.3, 0.5, OPS, "an estimate: FlashAttention-2 has 0.50 to 0.73 of an A100 "
+                                       "(its paper), less with 64 channels and T 1024"),
+    "attention fp32": Assumption(0.15, 0.1, 0.3, OPS, "an estimate: our own kernels on the FMA units, never timed"),
+    "memory": Assumption(0.80, 0.70, 0.88, OPS + " --op layernorm_backward",
+                         "LayerNorm 0.66 to 0.79, AdamW 0.82, cross entropy 0.87 on H200"),
+    "launch": Assumption(2, 1, 4, OPS, "an estimate: between nodes of a CUDA graph, and to fill and drain a kernel"),
 }
-LAUNCH_SECONDS = 2e-6  # an estimate: about 1 us between nodes of a CUDA graph, and as much to fill and drain a kernel
-TILE = (128, 256)      # rows and columns of a matmul's result that an SM computes at a time
+TILE = (128, 256)  # rows and columns of a matmul's result that an SM computes at a time
 MAX_SPLITS = 32
 
 
-def matmul_seconds(launch, gpu, splits=MAX_SPLITS):
+def assumed(name):
+    return ASSUMPTIONS[name].value
+
+
+def matmul_seconds(launch, gpu):
     """SMs compute the tiles of the result in whole waves. A weight's gradient has few tiles and a long inner dimension,
-    so up to `splits` SMs share a tile (split-K); each writes float partial sums, which are read again to be added."""
+    so up to MAX_SPLITS SMs share a tile (split-K); each writes float partial sums, which are read again to be added."""
     m, n, k = launch.shape
-    share, depth, _ = SHARES["matmul " + launch.precision]
-    rate = share * gpu.peak(launch.precision)
+    matmul = ASSUMPTIONS["matmul " + launch.precision]
     times = []
     for rows, columns in (TILE, TILE[::-1]):
         tiles = math.ceil(m / rows) * math.ceil(n / columns)
-        for split in range(1, splits + 1 if launch.may_split else 2):
+        for split in range(1, MAX_SPLITS + 1 if launch.may_split else 2):
             waves = math.ceil(tiles * split / gpu.sms)
-            seconds = waves * gpu.sms * 2 * rows * columns * (k / split + depth) / rate
+            flop = waves * gpu.sms * 2 * rows * columns * (k / split + matmul.tile)
             partial_sums = 8 * split * m * n if split > 1 else 0
-            times.append(seconds + partial_sums / memory_rate(gpu))
+            times.append(flop / matmul.value / gpu.peak(launch.precision) + partial_sums / memory_rate(gpu))
     return min(times)
 
 
 def memory_rate(gpu):
-    return SHARES["memory"][0] * 1e9 * gpu.memory
-
-
-def attention_share(kernel, gpu, precision):
-    if precision == "fp32":
-        return SHARES["attention fp32"][0]
-    return SHARES[kernel if gpu.hopper else kernel + ", no Hopper"][0]
+    return assumed("memory") * 1e9 * gpu.memory
 
 
 @dataclass
@@ -149,19 +143,23 @@ class Launch:
     extra: float = 0.0   # bytes that a fused kernel would not move; bench_ops does not count them
     precision: str = "bf16"
     shape: tuple = ()    # rows, columns and inner dimension of a matmul
+    epilogue: str = "epilogue"
+    beside: float = 0.0  # bytes, among those moved, of a tensor that the epilogue reads or writes besides
     may_split: bool = False
     begins: bool = True  # False: this launch continues a call that an earlier launch began
 
     def floor(self, gpu):
         return self.calls * max(self.moved / (1e9 * gpu.memory), self.flop / gpu.peak(self.precision))
 
-    def seconds(self, gpu, splits=MAX_SPLITS):
+    def seconds(self, gpu):
         compute = 0.0
         if self.shape:
-            compute = matmul_seconds(self, gpu, splits)
+            compute = matmul_seconds(self, gpu) + assumed(self.epilogue) * self.beside / memory_rate(gpu)
         elif self.flop:
-            compute = self.flop / (attention_share(self.kernels, gpu, self.precision) * gpu.peak(self.precision))
-        return self.calls * (max(compute, self.moved / memory_rate(gpu)) + self.launches * LAUNCH_SECONDS)
+            name = self.kernels if gpu.hopper else "attention, no Hopper"
+            share = assumed("attention fp32" if self.precision == "fp32" else name)
+            compute = self.flop / share / gpu.peak(self.precision)
+        return self.calls * (max(compute, self.moved / memory_rate(gpu)) + 1e-6 * self.launches * assumed("launch"))
 
 
 # ---- the launches of a step
@@ -181,37 +179,34 @@ class Shape:
 
     def __post_init__(self):
         self.N = self.B * self.T
-        self.Vp = round_up(self.V, 128)
+        self.Vp = 128 * math.ceil(self.V / 128)
         self.chunks = math.ceil(self.N / self.logit_rows)
         self.rows = math.ceil(self.N / self.chunks)
         # The dtype of all tensors but the operands of the layers' matmuls.
         self.dtype = "fp32" if self.precision == "fp32" else "bf16"
         self.element = 4 if self.precision == "fp32" else 2  # bytes of an element of dtype
-        self.operand = 1 if self.precision.startswith("fp8") else self.element  # bytes, in the layers' matmuls
+        self.operand = 1 if self.precision == "fp8" else self.element  # bytes, in the layers' matmuls
 
-    def padded_parameters(self):
-        """ParamLayout::total: each tensor begins at a multiple of 64 elements."""
-        C, tensors = self.C, lambda *sizes: sum(round_up(size, 64) for size in sizes)
-        layer = tensors(3 * C * C, C * C, 4 * C * C, 4 * C * C, C, C, 3 * C, C, C, C, 4 * C, C)
-        return tensors(self.Vp * C, self.max_T * C, C, C) + self.L * layer
+    def buckets(self):
+        """Parameters of each ParamLayout::bucket: of the embeddings and lnf, then of each layer."""
+        C = self.C
+        layer = padded(3 * C * C, C * C, 4 * C * C, 4 * C * C, C, C, 3 * C, C, C, C, 4 * C, C)
+        return [padded(self.Vp * C, self.max_T * C, C, C)] + self.L * [layer]
 
     def zeroed(self):
-        """Elements that a step zeroes, because kernels add to them: gradients of wpe, biases
-        and LayerNorms, and the loss."""
-        C, tensors = self.C, lambda *sizes: sum(round_up(size, 64) for size in sizes)
-        return 1 + self.max_T * C + tensors(C, C) + self.L * tensors(C, C, 3 * C, C, C, C, 4 * C, C)
-
-    def parameters(self):
-        """count_parameters: without padding."""
-        return self.V * self.C + self.max_T * self.C + 2 * self.C + self.L * (12 * self.C**2 + 13 * self.C)
+        """Elements that a step zeroes, as kernels add to them: gradients of wpe, biases and LayerNorms, the loss."""
+        C = self.C
+        return 1 + self.max_T * C + padded(C, C) + self.L * padded(C, C, 3 * C, C, C, C, 4 * C, C)
 
     def flops_per_token(self):
-        """The FLOPs that MFU counts, as in llmc/model/mfu.h."""
-        return 6 * self.parameters() + 6 * self.L * self.C * self.T
+        """The FLOPs that MFU counts, as in llmc/model/mfu.h, by the parameters without padding."""
+        parameters = self.V * self.C + self.max_T * self.C + 2 * self.C + self.L * (12 * self.C**2 + 13 * self.C)
+        return 6 * parameters + 6 * self.L * self.C * self.T
 
 
-def round_up(n, multiple):
-    return (n + multiple - 1) // multiple * multiple
+def padded(*sizes):
+    """Elements of tensors that begin at multiples of 64 elements."""
+    return sum(64 * math.ceil(size / 64) for size in sizes)
 
 
 def gelu_is_fused(s, gpu):
@@ -223,10 +218,11 @@ def matmul_forward(s, name, IC, OC, gpu, gelu=False, residual=False):
     adds the residual stream, which has the size of the result."""
     fused = gelu and gelu_is_fused(s, gpu)
     calls, result = s.L * s.micro_steps, s.element * s.N * OC
-    moved = s.operand * (s.N * IC + IC * OC) + (2 if fused or residual else 1) * result
+    beside = result if fused or residual else 0
+    moved = s.operand * (s.N * IC + IC * OC) + result + beside
     kernels = "matmul + bias" + (" + GELU" if fused else "") + (" + residual" if residual else "")
     yield Launch("forward", name + " forward", kernels, "layers' matmuls, forward", calls, moved, 2 * s.N * IC * OC,
-                 precision=s.precision, shape=(s.N, OC, IC))
+                 precision=s.precision, shape=(s.N, OC, IC), beside=beside)
     if gelu and not fused:
         yield Launch("forward", name + " forward", "gelu_forward", "passes of GELU and bias", calls, 2 * result,
                      extra=result, begins=False)
@@ -236,79 +232,59 @@ def matmul_backward(s, name, IC, OC, gpu, gelu=False, bias=False):
     """The gradients of the input, of the weight (in float) and of the bias. gelu: the input is GELU's output."""
     fused = gelu and gelu_is_fused(s, gpu)
     calls, result, operation = s.L * s.micro_steps, s.element * s.N * IC, name + " backward"
-    moved = s.operand * (s.N * OC + IC * OC) + (2 if fused else 1) * result
+    beside = result if fused else 0
+    moved = s.operand * (s.N * OC + IC * OC) + result + beside
     yield Launch("backward", operation, "input gradient" + (" x GELU'" if fused else ""),
-                 "layers' matmuls, input gradients",
-                 calls, moved, 2 * s.N * IC * OC, precision=s.precision, shape=(s.N, IC, OC))
+                 "layers' matmuls, input gradients", calls, moved, 2 * s.N * IC * OC, precision=s.precision,
+                 shape=(s.N, IC, OC), epilogue="epilogue GELU'", beside=beside)
     if gelu and not fused:
         yield Launch("backward", operation, "gelu_backward", "passes of GELU and bias", calls, 3 * result,
                      extra=2 * result, begins=False)
     yield weight_gradient(s, operation, "layers' matmuls, weight gradients", calls, s.N, IC, OC, 1)
-    if bias and s.precision.startswith("fp8"):  # the pass that makes the FP8 copies also adds up blocks of 128 rows
-        moved = 2 * 4 * s.N / 128 * OC
-        yield Launch("backward", operation, "sum_rows", "passes of GELU and bias", calls, moved, extra=moved,
-                     begins=False)
-    elif bias:
-        moved = s.element * s.N * OC
-        yield Launch("backward", operation, "bias_backward, sum_rows", "passes of GELU and bias", calls, moved,
-                     launches=2, extra=moved, begins=False)
+    if bias:  # in FP8 the pass that makes the copies also adds up blocks of 128 rows
+        in_copies = s.precision == "fp8"
+        moved = 8 / 128 * s.N * OC if in_copies else s.element * s.N * OC
+        yield Launch("backward", operation, "sum_rows" if in_copies else "bias_backward, sum_rows",
+                     "passes of GELU and bias", calls, moved, launches=2 - in_copies, extra=moved, begins=False)
 
 
 def weight_gradient(s, operation, group, calls, N, IC, OC, chunks):
     """All calls in a step except the first also read the gradient, to add to it. bench_ops counts one micro-step."""
     in_layer = group.startswith("layers")
     reads = 4 * IC * OC * (s.micro_steps - 1) / s.micro_steps if chunks == 1 else 4 * IC * OC
-    operand = s.operand if in_layer else s.element
-    phase = "backward" if in_layer else "head"
+    phase, operand, precision = ("backward", s.operand, s.precision) if in_layer else ("head", s.element, s.dtype)
     return Launch(phase, operation, "weight gradient", group, calls, operand * N * (IC + OC) + 4 * IC * OC + reads,
-                  2 * N * IC * OC, extra=reads if chunks == 1 else 0, precision=s.precision if in_layer else s.dtype,
-                  shape=(IC, OC, N), may_split=True, begins=False)
+                  2 * N * IC * OC, extra=reads if chunks == 1 else 0, precision=precision, shape=(IC, OC, N),
+                  may_split=True, begins=False)
 
 
 def cast(s, phase, operation, elements, calls, what, copies, amax=False):
     """Conversion of a tensor to FP8. cuBLASLt's FP8 matmuls on Hopper need the inner dimension of both operands
     contiguous. Forward reads rows of its input. Backward reads a transposed copy of the input, and both layouts of the
-    output's gradient. A pass reads bf16 and writes 1 or 2 copies. One scale per tensor needs the largest magnitude
-    (amax) first; one scale per block does not. LayerNorm and GELU kernels find amax as they write the tensor.
-    amax=True: a library writes the tensor, so another pass finds it."""
-    if s.precision == "fp8" and amax:
-        yield Launch(phase, operation, f"amax of {what}", "FP8 casts", calls, 2 * elements, extra=2 * elements,
-                     begins=False)
-    if s.precision.startswith("fp8"):
-        moved = (2 + copies) * elements
-        yield Launch(phase, operation, f"FP8 copies of {what}", "FP8 casts", calls, moved, extra=moved, begins=False)
+    output's gradient. A pass reads bf16 and writes 1 or 2 copies. The scale needs the largest magnitude (amax) first.
+    LayerNorm and GELU kernels find it as they write the tensor. amax: a library writes it, so another pass does."""
+    passes = [(f"amax of {what}", 2 * elements)] * amax + [(f"FP8 copies of {what}", (2 + copies) * elements)]
+    for kernels, moved in passes if s.precision == "fp8" else []:
+        yield Launch(phase, operation, kernels, "FP8 casts", calls, moved, extra=moved, begins=False)
 
 
-def attention(s, phase, gpu):
-    calls, NC = s.L * s.micro_steps, s.N * s.C
-    pairs = 0.5 * s.N * s.T * s.C  # causal: half of all pairs, C numbers each
-    if phase == "forward":
-        yield Launch(phase, "attention_forward", "attention_forward", "attention", calls, 4 * s.element * NC, 4 * pairs,
-                     precision=s.dtype)
-        return
-    # cuDNN's deterministic backward writes and reads the gradient of the scores. Causal attention has
-    # half of the scores.
-    scores = 2 * 0.5 * 2 * s.B * s.NH * s.T * s.T if s.dtype == "bf16" else 0
-    yield Launch(phase, "attention_backward", "attention_backward", "attention", calls, 8 * s.element * NC + scores,
-                 10 * pairs, extra=scores, precision=s.dtype, launches=3 * attention_parts(s, gpu))
-
-
-def attention_parts(s, gpu):
-    """part_size in llmc/cuda/attention_cudnn.cpp: sequences whose scores' gradients take at most 1/32 of the memory."""
-    return math.ceil(s.B / max(1, int(1e9 * gpu.gb / 32) // (2 * s.NH * s.T * s.T))) if s.dtype == "bf16" else 1
+def attention(s, phase, moved, flop, launches=1, extra=0.0):
+    """moved: tensors of N x C elements. flop: for each causal pair of tokens and channel."""
+    name = "attention_" + phase
+    yield Launch(phase, name, name, "attention", s.L * s.micro_steps, moved * s.element * s.N * s.C + extra,
+                 flop * 0.5 * s.N * s.T * s.C, launches, extra, s.dtype)
 
 
 def forward(s, gpu):
-    C, NC, micro_steps, rows = s.C, s.N * s.C, s.micro_steps, "LayerNorm, embeddings"
-    calls = s.L * micro_steps
+    C, NC, calls, rows = s.C, s.N * s.C, s.L * s.micro_steps, "LayerNorm, embeddings"
 
     def layernorm(what, calls):
         return Launch("forward", "layernorm_forward", f"layernorm_forward ({what})", rows, calls, 2 * s.element * NC)
-    yield Launch("forward", "embedding_forward", "embedding_forward", rows, micro_steps, 3 * s.element * NC)
-    yield layernorm("ln1 of the first layer", micro_steps)
+    yield Launch("forward", "embedding_forward", "embedding_forward", rows, s.micro_steps, 3 * s.element * NC)
+    yield layernorm("ln1 of the first layer", s.micro_steps)
     yield from cast(s, "forward", "qkv forward", NC, calls, "ln1", 1)
     yield from matmul_forward(s, "qkv", C, 3 * C, gpu)
-    yield from attention(s, "forward", gpu)
+    yield from attention(s, "forward", 4, 4)
     yield from cast(s, "forward", "attproj forward", NC, calls, "att", 1, amax=True)
     yield from matmul_forward(s, "attproj", C, C, gpu, residual=True)
     yield layernorm("ln2", calls)
@@ -351,19 +327,20 @@ def backward(s, gpu):
     yield from cast(s, "backward", "attproj backward", NC, calls, "dx", 2)
     yield from cast(s, "backward", "attproj backward", NC, calls, "att", 1)
     yield from matmul_backward(s, "attproj", C, C, gpu)
-    yield from attention(s, "backward", gpu)
+    # cuDNN's deterministic backward, of the micro-batch in one part, writes and reads half of the scores' gradients.
+    yield from attention(s, "backward", 8, 10, 3, 2 * s.B * s.NH * s.T * s.T if s.dtype == "bf16" else 0)
     yield from cast(s, "backward", "qkv backward", 3 * NC, calls, "dqkv", 2, amax=True)
     yield from cast(s, "backward", "qkv backward", NC, calls, "ln1", 1)
     yield from matmul_backward(s, "qkv", C, 3 * C, gpu, bias=True)
     yield layernorm("ln1", calls)
     passes = 1 if s.V <= 256 else 2 if s.V <= 65536 else 3  # of the radix sort of tokens, 8 bits each
     yield Launch("backward", "embedding_backward", "position_sums, sort, token_parts, token_join",
-                 "LayerNorm, embeddings",
-                 s.micro_steps, s.element * NC + 8 * C * (min(s.N, s.V) + s.T), launches=3 + 3 * passes)
+                 "LayerNorm, embeddings", s.micro_steps, s.element * NC + 8 * C * (min(s.N, s.V) + s.T),
+                 launches=3 + 3 * passes)
 
 
 def update(s):
-    parameters = s.padded_parameters()
+    parameters = sum(s.buckets())
     adamw = 28 if s.dtype == "fp32" else 30
     yield Launch("update", "norm and clip", "squares, sum_partials, clip_factor and small ones", "update", 1,
                  4 * parameters, launches=9)
@@ -376,6 +353,8 @@ def step(s, gpu):
     yield from forward(s, gpu)
     yield from backward(s, gpu)
     yield from update(s)
+
+
 # ---- output
 
 def by(launches, field):
@@ -408,9 +387,7 @@ def read_measured(path, model, s, gpu):
     same = [r for r in found if (r["model"], r["dtype"], r["B"], r["T"]) == (model, s.dtype, s.B, s.T)
             and device_row(r["device"]) == gpu.name and not r.get("variant")]
     if not same:
-        has = sorted({f"{r['model']} {r['dtype']} B {r['B']} T {r['T']} on {r['device']}" for r in found})
-        fail(f"{path} has no figures of bench_ops for {model} {s.dtype} B {s.B} T {s.T} on an {gpu.title}; "
-             f"it has {', '.join(has) or 'none at all'}")
+        fail(f"{path} has no figures of bench_ops for {model} {s.dtype} B {s.B} T {s.T} on an {gpu.title}")
     ops = results.best([r for r in same if r["bench"] == "ops"], ("op",), "us")
     steps = results.best([r for r in same if r["bench"] == "step"], ("bench",), "ms")
     return {**{r["op"]: 1e-3 * r["count"] * r["us"] for r in ops}, **{"step": r["ms"] for r in steps}}
@@ -419,15 +396,13 @@ def read_measured(path, model, s, gpu):
 def launch_rows(launches, gpu, measured):
     """Cells of the table: a row per launch. The measured time of an operation stands in its first row."""
     head = ["phase", "operation", "kernels", "launches", "MB", "GFLOP", "floor, ms", "predicted, ms"]
-    rows, seen = [], set()
+    rows, unseen = [], dict(measured)
     for launch in launches:
         row = [launch.phase, launch.operation, launch.kernels, f"{launch.calls * launch.launches}",
-               f"{1e-6 * launch.moved:,.1f}",
-               f"{1e-9 * launch.flop:,.1f}", f"{1e3 * launch.floor(gpu):.2f}", f"{1e3 * launch.seconds(gpu):.2f}"]
+               f"{1e-6 * launch.moved:,.1f}", f"{1e-9 * launch.flop:,.1f}", f"{1e3 * launch.floor(gpu):.2f}",
+               f"{1e3 * launch.seconds(gpu):.2f}"]
         if measured:
-            new = launch.operation not in seen and launch.operation in measured
-            row.append(f"{measured[launch.operation]:.2f}" if new else "")
-            seen.add(launch.operation)
+            row.append(f"{unseen.pop(launch.operation):.2f}" if launch.operation in unseen else "")
         rows.append(row)
     return head + (["measured, ms"] if measured else []), rows
 
@@ -437,7 +412,7 @@ def group_rows(launches, gpu, measured):
     total = sum(launch.seconds(gpu) for launch in launches)
     head = ["group", "launches", "floor, ms", "predicted, ms", "share"]
     rows = []
-    for name, own in [*by(launches, "group").items(), ("the whole step", launches)]:
+    for name, own in [*by(launches, "group").items(), ("all launches", launches)]:
         seconds = sum(launch.seconds(gpu) for launch in own)
         rows.append([name, f"{sum(launch.calls * launch.launches for launch in own)}",
                      f"{1e3 * sum(launch.floor(gpu) for launch in own):.2f}", f"{1e3 * seconds:.2f}",
@@ -445,7 +420,7 @@ def group_rows(launches, gpu, measured):
     if measured:
         head.append("measured, ms")
         for row in rows:
-            row.append(f"{measured['step']:.2f}" if row[0] == "the whole step" and "step" in measured else "")
+            row.append(f"{measured['step']:.2f}" if row[0] == "all launches" and "step" in measured else "")
     return head, rows
 
 
@@ -463,125 +438,97 @@ def markdown(head, rows):
 
 
 def summary(launches, s, gpu):
-    """Two sentences: the predicted speed, and the time that split-K saves in the weights' gradients."""
     seconds, tokens = sum(launch.seconds(gpu) for launch in launches), s.N * s.micro_steps
     mfu = s.flops_per_token() * tokens / seconds / gpu.peak(s.dtype)
-    unsplit = sum(launch.seconds(gpu, 1) for launch in launches) - seconds
-    return (f"Predicted, not measured: {1e3 * seconds:.1f} ms for a step of {tokens:,} tokens, "
-            f"{tokens / seconds:,.0f} tokens/s, MFU {100 * mfu:.1f} % of {1e-12 * gpu.peak(s.dtype):,.0f} TFLOP/s. "
-            f"Without split-K the weights' gradients would take {1e3 * unsplit:.1f} ms more.")
+    return (f"Computed, not measured: {1e3 * seconds:.1f} ms for a step of {tokens:,} tokens, {tokens / seconds:,.0f} "
+            f"tokens/s, MFU {100 * mfu:.1f} % of {1e-12 * gpu.peak(s.dtype):,.0f} TFLOP/s.")
 
 
 def describe(s, gpu):
-    return (f"{s.L} layers, {s.NH} heads, {s.C} channels, vocabulary {s.V} ({s.Vp} in memory), {s.precision}, "
-            f"B {s.B}, T {s.T}, {s.micro_steps} micro-step{'s' * (s.micro_steps > 1)}, "
+    return (f"{s.L} layers, {s.NH} heads, {s.C} channels, vocabulary {s.V} ({s.Vp} in memory), {s.precision}, B {s.B}, "
+            f"T {s.T}, {s.micro_steps} micro-step{'s' * (s.micro_steps > 1)}, "
             f"{gpu.title}: {gpu.sms} SMs, {gpu.memory:,} GB/s")
 
 
 # ---- docs/performance.md
 
-def docs_table():
+def docs_step():
     s, gpu = shape_of(arguments(["--model", "d12", "--micro-batch", "64"])), GPUS["h200"]
     launches = list(step(s, gpu))
     return (textwrap.fill(f"GPT-2 124M: {describe(s, gpu)}. {summary(launches, s, gpu)}", 120) + "\n\n"
-            + markdown(*group_rows(launches, gpu, {})) + "\n")
+            + markdown(*group_rows(launches, gpu, {})))
 
 
 def update_docs(check):
-    marked = re.compile(r"(<!-- ledger: [^\n]*-->\n).*?(<!-- /ledger -->)", re.S)
-    text = DOCS.read_text(encoding="utf-8")
-    new = marked.sub(lambda m: m.group(1) + docs_table() + m.group(2), text)
+    text, blocks = DOCS.read_text(encoding="utf-8"), {"step": docs_step}
+    new = re.sub(r"(<!-- ledger.py --update-docs: (\w+) -->\n).*?(<!-- /ledger -->)",
+                 lambda m: m[1] + blocks[m[2]]() + "\n" + m[3], text, flags=re.S)
     if check:
-        stale = "docs/performance.md: its table is not the ledger's: run dev/bench/ledger.py --update-docs"
+        stale = "docs/performance.md: its tables are not the ledger's: run dev/bench/ledger.py --update-docs"
         sys.exit(0 if new == text else stale)
     DOCS.write_text(new, encoding="utf-8")
 
 
 # ---- arguments
 
+PRECISIONS = ("bf16", "fp32", "fp8")
+MODELS = {name: tuple(map(int, sizes)) for name, *sizes in
+          in_source("llmc/model/params.cpp", r'\{"([^"]+)", "[^"]*", (\d+), (\d+), (\d+), (\d+)\}')}
+
+
 def arguments(args):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.error = fail
     add = parser.add_argument
-    add("--gpu", default="h100-sxm", help=f"{', '.join(GPUS)} [h100-sxm]")
-    add("--model", help="d12, d24, d36, d48 [d12]; or --layers, --heads and --channels")
-    for name in ("layers", "heads", "channels"):
-        add(f"--{name}", type=int)
+    add("--gpu", default="h100-sxm", choices=GPUS, help="[h100-sxm]")
+    add("--model", default="d12", choices=MODELS, help="[d12]")
     add("--micro-batch", type=int, default=64, help="sequences [64]")
     add("--seq-len", type=int, default=1024, help="tokens per sequence [1024]")
     add("--vocab-size", type=int, default=50257, help="[50257]")
     add("--micro-steps", type=int, default=1, help="micro-batches of a step [1]")
-    add("--precision", default="bf16",
-        help="bf16, fp32; fp8: the layers' matmuls with a scale per tensor, fp8-block: with a "
-                                            "scale per block, which the trainer does not have [bf16]")
-    add("--logit-rows", type=int, default=int(in_source("llmc/cuda/ops.cu",
-                                                        r"preferred_logit_rows\(\) { return (\d+)")[0]),
-        help="tokens whose logits are in memory at a time [65536]; on a CPU bench_ops has 2048")
+    add("--precision", default="bf16", choices=PRECISIONS, help="fp8: of the layers' matmuls [bf16]")
+    add("--logit-rows", type=int, help="tokens whose logits are in memory at a time [65536]; bench_ops on a CPU: 2048",
+        default=int(in_source("llmc/cuda/ops.cu", r"preferred_logit_rows\(\) { return (\d+)")[0]))
     add("--measured", metavar="FILE", help="results of bench_ops --json: their times stand beside the predictions")
     add("--operations", action="store_true", help="print the lines of bench_ops --list")
-    add("--shares", action="store_true", help="print the table of GPUs and that of the shares, with sources")
-    add("--update-docs", action="store_true", help="write the table of docs/performance.md")
-    add("--check-docs", action="store_true", help="fail if this table is not the ledger's")
+    add("--assumptions", action="store_true", help="print the tables of GPUs and assumptions, with ranges and sources")
+    add("--update-docs", action="store_true", help="write the tables of docs/performance.md")
+    add("--check-docs", action="store_true", help="fail if these tables are not the ledger's")
     return parser.parse_args(args)
 
 
-def sizes_of(a):
-    """Layers, heads, channels and positions."""
-    custom = (a.layers, a.heads, a.channels)
-    if all(custom) and not a.model:
-        return *custom, a.seq_len
-    if any(size is not None for size in custom):
-        fail("give --model, or all three of --layers, --heads and --channels, each at least 1")
-    named = {name: (int(L), int(NH), int(C), int(T)) for name, T, L, NH, C in
-             in_source("llmc/model/params.cpp", r'\{"([^"]+)", "[^"]*", (\d+), (\d+), (\d+), (\d+)\}')}
-    model = a.model or "d12"
-    if model not in named:
-        fail(f"--model {model} is not known; give one of {', '.join(named)}, or --layers, --heads and --channels")
-    L, NH, C, max_T = named[model]
-    return L, NH, C, max(max_T, a.seq_len)
-
-
 def shape_of(a):
-    L, NH, C, max_T = sizes_of(a)
-    for name, value in (("--layers", L), ("--heads", NH), ("--channels", C), ("--micro-batch", a.micro_batch),
-                        ("--seq-len", a.seq_len), ("--vocab-size", a.vocab_size), ("--micro-steps", a.micro_steps),
-                        ("--logit-rows", a.logit_rows)):
-        if value < 1:
-            fail(f"{name} {value} must be at least 1")
-    if C % NH != 0:
-        fail(f"{C} channels are not a multiple of {NH} heads; try --channels {round_up(C, NH)}")
-    if a.precision not in ("bf16", "fp32", "fp8", "fp8-block"):
-        fail(f"--precision {a.precision} is not known; give bf16, fp32, fp8 or fp8-block")
-    return Shape(L, NH, C, max_T, a.vocab_size, a.micro_batch, a.seq_len, a.precision, a.micro_steps, a.logit_rows)
+    for name in ("micro_batch", "seq_len", "vocab_size", "micro_steps", "logit_rows"):
+        if getattr(a, name) < 1:
+            fail(f"--{name.replace('_', '-')} {getattr(a, name)} must be at least 1")
+    max_T, L, NH, C = MODELS[a.model]
+    return Shape(L, NH, C, max(max_T, a.seq_len), a.vocab_size, a.micro_batch, a.seq_len, a.precision, a.micro_steps,
+                 a.logit_rows)
 
 
-def print_shares():
-    rows = [[key, g.title, f"{g.sms}", f"{g.memory:,}", *(f"{1e-12 * g.peak(p):,g}" for p in ("bf16", "fp32", "fp8")),
-             g.source] for key, g in GPUS.items()]
-    print_columns(["--gpu", "name", "SMs", "GB/s", "bf16 TFLOP/s", "fp32", "fp8",
-                   "source; bf16 and fp32: llmc/model/mfu.h"], rows)
-    for name, (share, depth, source) in SHARES.items():
-        print(f"{name:<30} {share:.2f}  {f'depth {depth}' if depth else '':<10}  {source}")
-    print(f"{'launch':<30} {1e6 * LAUNCH_SECONDS:.0f} us             "
-          "an estimate: about 1 us between nodes of a CUDA graph, and as much to fill and drain a kernel")
+def print_assumptions():
+    print_columns(["--gpu", "name", "SMs", "GB/s", "bf16 TFLOP/s", "fp32", "fp8"],
+                  [[key, g.title, f"{g.sms}", f"{g.memory:,}", *(f"{1e-12 * g.peak(p):,g}" for p in PRECISIONS)]
+                   for key, g in GPUS.items()])
+    print_columns(["assumption", "value", "from", "to", "measured by", "source"],
+                  [[name, *(f"{x:g}" for x in (a.value, a.low, a.high)), a.measure, a.source]
+                   for name, a in ASSUMPTIONS.items()])
 
 
 def main():
     a = arguments(sys.argv[1:])
     if a.update_docs or a.check_docs:
         return update_docs(a.check_docs)
-    if a.shares:
-        return print_shares()
-    if a.gpu not in GPUS:
-        fail(f"--gpu {a.gpu} is not known; give one of {', '.join(GPUS)}")
+    if a.assumptions:
+        return print_assumptions()
     s, gpu = shape_of(a), GPUS[a.gpu]
-    if s.precision.startswith("fp8") and not gpu.fp8:
+    if s.precision == "fp8" and not gpu.fp8:
         fail(f"--precision {s.precision}: an {gpu.title} has no FP8; try --gpu h100-sxm")
     launches = list(step(s, gpu))
     if a.operations:
         return print_operations(launches)
-    if a.measured and (not a.model or s.precision.startswith("fp8")):
-        fail("--measured compares with bench_ops, which needs --model and bf16 or fp32")
+    if a.measured and s.precision == "fp8":
+        fail("--measured compares with bench_ops, which has bf16 and fp32")
     measured = read_measured(a.measured, a.model, s, gpu) if a.measured else {}
     print(f"{describe(s, gpu)}\n{summary(launches, s, gpu)}\n")
     print_columns(*launch_rows(launches, gpu, measured))
