@@ -2,7 +2,7 @@
 """Predicts the time of every kernel launch of a training step on a GPU, from its bytes and FLOPs. Needs no GPU.
 
     dev/bench/ledger.py --gpu h100-sxm --model d12 --micro-batch 64
-    dev/bench/ledger.py --gpu h100-sxm --model d48 --micro-batch 16 --precision fp8
+    dev/bench/ledger.py --gpu h100-sxm --model d48 --micro-batch 8 --ranks 64          with NCCL's and the host's time
     dev/bench/ledger.py --gpu h100-sxm --measured results.jsonl    figures of bench_ops beside the predictions
     dev/bench/ledger.py --update-docs                                           writes the tables of docs/performance.md
 
@@ -21,7 +21,7 @@ import pathlib
 import re
 import sys
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import results
 
@@ -78,8 +78,9 @@ class Assumption:
 
 
 OPS = "bench_ops --precision bf16"
+RANKS, NODES = "train_gpt2cu --ranks 8 --zero 1", "srun --ntasks-per-node 8 train_gpt2cu --zero 1"
 # Kernels reach shares of the data sheet's dense FLOP/s and of the memory's speed. Other GPUs are assumed to reach those
-# of an H200, which were measured (RESULTS.md).
+# of an H200, which were measured (RESULTS.md). Times are in us.
 ASSUMPTIONS = {
     "matmul bf16": Assumption(0.75, 0.71, 0.79, OPS, "fitted, with epilogue, to 18 operations of 124M and 1558M on "
                               "H200 (-9 to 10 %); the largest matmul had 729 TFLOP/s on one H200 and 812 on another"),
@@ -100,6 +101,17 @@ ASSUMPTIONS = {
     "memory": Assumption(0.80, 0.70, 0.88, OPS + " --op layernorm_backward",
                          "LayerNorm 0.66 to 0.79, AdamW 0.82, cross entropy 0.87 on H200"),
     "launch": Assumption(2, 1, 4, OPS, "an estimate: between nodes of a CUDA graph, and to fill and drain a kernel"),
+    "GB/s of 8 GPUs": Assumption(360, 310, 370, RANKS, "bus bandwidth of a reduce-scatter: 349 to 362 from 1 GB on "
+                                 "(H100, NVIDIA/nccl #1047), 370 at most (nccl-tests #212)"),
+    "latency of 8 GPUs": Assumption(50, 30, 100, RANKS, "134 MB took 377 in #1047, 326 of them by the bandwidth"),
+    "GB/s of 64 GPUs": Assumption(345, 200, 376, NODES, "eight nodes of H100 (NVIDIA/nccl #1229); at most 8 x 47 by "
+                                  "400 Gb/s adapters (nccl-tests #290)"),
+    "latency of 64 GPUs": Assumption(150, 100, 300, NODES, "NCCL's own model (src/graph/tuning.cc): a ring of 56 steps "
+                                     "of 1.9 by NVLink and 7 of 4 by the network (LL128); 300 by Simple"),
+    "speed beside NCCL": Assumption(0.74, 0.7, 0.95, NODES, "of kernels during a collective: matmuls on 8 H100 were 30 "
+                                    "to 40 % slower (pytorch #179937)"),
+    "host per launch": Assumption(5, 3, 10, RANKS, "an estimate, without CUDA graph"),
+    "host per collective": Assumption(100, 30, 200, RANKS, "an estimate: with blocking = 0 NCCL starts a thread each"),
 }
 TILE = (128, 256)  # rows and columns of a matmul's result that an SM computes at a time
 MAX_SPLITS = 32
@@ -176,6 +188,7 @@ class Shape:
     precision: str
     micro_steps: int
     logit_rows: int
+    ranks: int = 1  # with ZeRO-1
 
     def __post_init__(self):
         self.N = self.B * self.T
@@ -340,11 +353,12 @@ def backward(s, gpu):
 
 
 def update(s):
-    parameters = sum(s.buckets())
+    """One rank updates all buckets at once, several ranks a shard of each."""
+    parameters, parts = sum(s.buckets()) / s.ranks, 1 if s.ranks == 1 else s.L + 1
     adamw = 28 if s.dtype == "fp32" else 30
     yield Launch("update", "norm and clip", "squares, sum_partials, clip_factor and small ones", "update", 1,
-                 4 * parameters, launches=9)
-    yield Launch("update", "adamw, all buckets", "adamw", "update", 1, adamw * parameters)
+                 4 * parameters, launches=7 + 2 * parts)
+    yield Launch("update", "adamw, all buckets", "adamw", "update", 1, adamw * parameters, launches=parts)
     yield from cast(s, "update", "adamw, all buckets", 12 * s.C**2 * s.L, 1, "weights", 2, amax=True)
 
 
@@ -353,6 +367,53 @@ def step(s, gpu):
     yield from forward(s, gpu)
     yield from backward(s, gpu)
     yield from update(s)
+
+
+# ---- several GPUs
+
+def collective_seconds(s, moved):
+    """A reduce-scatter or an all-gather of so many bytes."""
+    sent = moved * (s.ranks - 1) / s.ranks
+    return 1e-6 * assumed(f"latency of {s.ranks} GPUs") + 1e-9 * sent / assumed(f"GB/s of {s.ranks} GPUs")
+
+
+def nccl_seconds(s, seconds):
+    """The time for which the kernels of a step wait for collectives, and the collectives' own. seconds: kernels, by
+    phase. NCCL sums a layer's fp32 gradients once backward has them, the embeddings' last; the norm needs all. It
+    gathers each bucket's weights after their update; a layer of the next forward waits for its own."""
+    sums, gathers = ([collective_seconds(s, size * bucket) for bucket in s.buckets()] for size in (4, s.element))
+    forward, backward = (seconds[phase] / s.micro_steps / s.L for phase in ("forward", "backward"))
+    norm = collective_seconds(s, 0)
+    kernels = nccl = 0.0  # the ends of the last kernel and of the last collective
+    for duration in sums[:0:-1]:
+        kernels += backward
+        nccl = max(nccl, kernels) + duration
+    kernels = nccl = nccl + sums[0] + norm
+    gathered = []
+    for duration in gathers:
+        kernels += seconds["update"] / len(gathers)
+        nccl = max(nccl, kernels) + duration
+        gathered.append(nccl)
+    for end in gathered[1:]:
+        kernels = max(kernels, end) + forward
+    return kernels - s.L * (forward + backward) - seconds["update"], sum(sums + gathers) + norm
+
+
+def step_seconds(s, gpu, launches):
+    """The time of a step; the part of it that is not its kernels' alone: waits for NCCL, slower kernels beside it, and
+    the host, if it queues a step more slowly than the GPU computes it; and the host's time. CUDA graphs replay all
+    micro-steps of one rank; of several ranks not the first and the last, which have collectives."""
+    seconds = {phase: sum(launch.seconds(gpu) for launch in own) for phase, own in by(launches, "phase").items()}
+    alone = gpu_time = sum(seconds.values())
+    replayed = max(0, 1 - 2 / s.micro_steps) if s.ranks > 1 else 1
+    host = 1e-6 * assumed("host per launch") * sum(
+        launch.calls * launch.launches * (launch.phase in ("start", "update") or 1 - replayed) for launch in launches)
+    if s.ranks > 1:
+        waits, collectives = nccl_seconds(s, seconds)
+        gpu_time += waits + (collectives - waits) * (1 - assumed("speed beside NCCL"))
+        host += 1e-6 * assumed("host per collective") * (2 * len(s.buckets()) + 1)
+    total = max(gpu_time, host)
+    return total, total - alone, host
 
 
 # ---- output
@@ -437,16 +498,22 @@ def markdown(head, rows):
     return "".join("| " + " | ".join(row) + " |\n" for row in [head, ["---"] * len(head), *rows])
 
 
+def speed(s, gpu, launches):
+    """Milliseconds of a step, tokens/s and MFU, as text."""
+    seconds, tokens = step_seconds(s, gpu, launches)[0], s.N * s.micro_steps * s.ranks
+    mfu = s.flops_per_token() * tokens / s.ranks / seconds / gpu.peak(s.dtype)
+    return f"{1e3 * seconds:.1f}", f"{tokens / seconds:,.0f}", f"{100 * mfu:.1f} %"
+
+
 def summary(launches, s, gpu):
-    seconds, tokens = sum(launch.seconds(gpu) for launch in launches), s.N * s.micro_steps
-    mfu = s.flops_per_token() * tokens / seconds / gpu.peak(s.dtype)
-    return (f"Computed, not measured: {1e3 * seconds:.1f} ms for a step of {tokens:,} tokens, {tokens / seconds:,.0f} "
-            f"tokens/s, MFU {100 * mfu:.1f} % of {1e-12 * gpu.peak(s.dtype):,.0f} TFLOP/s.")
+    ms, tokens, mfu = speed(s, gpu, launches)
+    return (f"Computed, not measured: {ms} ms for a step of {s.N * s.micro_steps * s.ranks:,} tokens, {tokens} "
+            f"tokens/s, MFU {mfu} of {1e-12 * gpu.peak(s.dtype):,.0f} TFLOP/s.")
 
 
 def describe(s, gpu):
     return (f"{s.L} layers, {s.NH} heads, {s.C} channels, vocabulary {s.V} ({s.Vp} in memory), {s.precision}, B {s.B}, "
-            f"T {s.T}, {s.micro_steps} micro-step{'s' * (s.micro_steps > 1)}, "
+            f"T {s.T}, {s.micro_steps} micro-step{'s' * (s.micro_steps > 1)}, {s.ranks} GPU{'s' * (s.ranks > 1)}, "
             f"{gpu.title}: {gpu.sms} SMs, {gpu.memory:,} GB/s")
 
 
@@ -459,8 +526,53 @@ def docs_step():
             + markdown(*group_rows(launches, gpu, {})))
 
 
+def docs_lines():
+    """Title, shape and launches: the recipe's micro-batch, or what the ranks leave of 512 sequences."""
+    for title, model in (("124M", "d12"), ("350M", "d24"), ("774M", "d36"), ("1558M", "d48")):
+        most = int(in_source(f"scripts/run_gpt2_{title}.sh", r"most_micro_batch=(\d+)")[0])
+        for ranks in (1, 8, 64):
+            B = min(most, 512 // ranks)
+            s = replace(shape_of(arguments(["--model", model])), B=B, micro_steps=512 // ranks // B, ranks=ranks)
+            yield title, s, list(step(s, GPUS["h100-sxm"]))
+
+
+def changes_of_speed(lines):
+    """For each assumption, the changes of the lines' tokens/s, in %, and of their mean, at both ends of its range."""
+    def speeds():
+        return [1 / step_seconds(s, GPUS["h100-sxm"], launches)[0] for _, s, launches in lines]
+    before, changes = speeds(), {}
+    for name, a in ASSUMPTIONS.items():
+        kept, changes[name] = a.value, []
+        for a.value in (a.low, a.high):
+            changed = [100 * (new / old - 1) for new, old in zip(speeds(), before)]
+            changes[name].append(changed + [sum(changed) / len(lines)])
+        a.value = kept
+    return changes
+
+
+def most(changes, i, count):
+    """The assumptions that change line i most, each with a text."""
+    names = sorted(changes, key=lambda name: -abs(changes[name][0][i]) - abs(changes[name][1][i]))[:count]
+    return {name: f"{name}: {changes[name][0][i]:+.1f}, {changes[name][1][i]:+.1f} %" for name in names}
+
+
+def docs_ranks():
+    """The table, and the three assumptions that change the mean of its lines most."""
+    gpu, lines, rows = GPUS["h100-sxm"], list(docs_lines()), []
+    changes = changes_of_speed(lines)
+    for i, (title, s, launches) in enumerate(lines):
+        parts = (f"{1e3 * part:.1f}" for part in step_seconds(s, gpu, launches)[1:])
+        rows.append([title, f"{s.ranks}", f"{s.B} x {s.micro_steps}", *speed(s, gpu, launches), *parts,
+                     "; ".join(most(changes, i, 2).values())])
+    text = markdown(["model", "GPUs", "batch", "ms", "tokens/s", "MFU", "not hidden, ms", "host, ms", "moved by"], rows)
+    for name, change in most(changes, len(lines), 3).items():
+        a = ASSUMPTIONS[name]
+        text += f"\n* **{change}**, at {a.low:g} and {a.high:g} in place of {a.value:g}: `{a.measure}`"
+    return text + "\n"
+
+
 def update_docs(check):
-    text, blocks = DOCS.read_text(encoding="utf-8"), {"step": docs_step}
+    text, blocks = DOCS.read_text(encoding="utf-8"), {"step": docs_step, "ranks": docs_ranks}
     new = re.sub(r"(<!-- ledger.py --update-docs: (\w+) -->\n).*?(<!-- /ledger -->)",
                  lambda m: m[1] + blocks[m[2]]() + "\n" + m[3], text, flags=re.S)
     if check:
@@ -490,6 +602,7 @@ def arguments(args):
     add("--logit-rows", type=int, help="tokens whose logits are in memory at a time [65536]; bench_ops on a CPU: 2048",
         default=int(in_source("llmc/cuda/ops.cu", r"preferred_logit_rows\(\) { return (\d+)")[0]))
     add("--measured", metavar="FILE", help="results of bench_ops --json: their times stand beside the predictions")
+    add("--ranks", type=int, default=1, choices=[1, 8, 64], help="GPUs, with ZeRO-1; 8 in a node [1]")
     add("--operations", action="store_true", help="print the lines of bench_ops --list")
     add("--assumptions", action="store_true", help="print the tables of GPUs and assumptions, with ranges and sources")
     add("--update-docs", action="store_true", help="write the tables of docs/performance.md")
@@ -503,7 +616,7 @@ def shape_of(a):
             fail(f"--{name.replace('_', '-')} {getattr(a, name)} must be at least 1")
     max_T, L, NH, C = MODELS[a.model]
     return Shape(L, NH, C, max(max_T, a.seq_len), a.vocab_size, a.micro_batch, a.seq_len, a.precision, a.micro_steps,
-                 a.logit_rows)
+                 a.logit_rows, a.ranks)
 
 
 def print_assumptions():

@@ -1,11 +1,31 @@
 """test_bench.py: scripts/plot.py, dev/bench/ledger.py and bench_ops, whose operations are the ledger's."""
 
 import re
+import sys
 
 import pytest
-from harness import RELEASE, execute, run
+from harness import PROGRAM, RELEASE, ROOT, execute, run
 
 BENCH_OPS = RELEASE / "bench_ops"
+DOCS = (ROOT / "docs/performance.md").read_text()
+MODELS = {"124M": "d12", "350M": "d24", "774M": "d36", "1558M": "d48"}
+
+
+@pytest.fixture
+def ledger(monkeypatch):
+    """The script as a module, and assume(name, value), which changes an assumption."""
+    monkeypatch.syspath_prepend(ROOT / "dev/bench")
+    monkeypatch.delitem(sys.modules, "ledger", raising=False)
+    import ledger
+    ledger.assume = lambda name, value: monkeypatch.setattr(ledger.ASSUMPTIONS[name], "value", value)
+    return ledger
+
+
+def lines_of(text):
+    """Model, GPUs, B, micro-steps, ms, tokens/s, ms not hidden and ms of the host, of each line of the table."""
+    rows = [line.split(" | ") for line in text.splitlines() if re.match(r"\| \d+M \|", line)]
+    return [(row[0][2:], int(row[1]), *map(int, row[2].split(" x ")), float(row[3]), int(row[4].replace(",", "")),
+             float(row[6]), float(row[7])) for row in rows]
 
 
 def test_plot_finds_a_python3_with_matplotlib(tmp_path):
@@ -34,3 +54,63 @@ def test_the_ledger_has_the_operations_of_bench_ops(model, precision, micro_batc
 def test_tables_in_the_documentation_are_made_by_their_scripts():
     run("dev/bench/ledger.py --check-docs")
     run("dev/bench/readme_table.py --check")
+
+
+def test_a_line_of_one_gpu_is_the_sum_of_its_launches():
+    lines = [line for line in lines_of(DOCS) if line[1] == 1]
+    assert [line[0] for line in lines] == list(MODELS)
+    for title, _, B, micro_steps, ms, *_ in lines:
+        out = run("dev/bench/ledger.py --model", MODELS[title], "--micro-batch", B, "--micro-steps", micro_steps).out
+        launches = re.findall(r"^(?:start|forward|head|backward|update) .* ([\d.]+)$", out, re.M)
+        assert sum(map(float, launches)) == pytest.approx(ms, abs=0.2)
+
+
+def test_every_line_has_the_tokens_of_a_step():
+    for _, gpus, B, micro_steps, ms, tokens, *_ in lines_of(DOCS):
+        assert gpus * B * micro_steps == 512 and tokens == pytest.approx(1e3 * 524288 / ms, rel=5e-3)
+
+
+def test_an_assumption_changes_the_table_as_it_says(ledger):
+    before = lines_of(DOCS)
+    named = re.findall(r"^\* \*\*(.+): (\S+), (\S+) %\*\*, at (\S+) and (\S+) in place", DOCS, re.M)
+    assert len(named) == 3 and abs(float(named[0][1])) > abs(float(named[2][1])) > 0
+    for name, *changes_and_ends in named:
+        for change, end in zip(changes_and_ends[:2], changes_and_ends[2:]):
+            kept = ledger.assumed(name)
+            ledger.assume(name, float(end))
+            after = lines_of(ledger.docs_ranks())
+            ledger.assume(name, kept)
+            changes = [100 * (new[5] / old[5] - 1) for new, old in zip(after, before)]
+            assert sum(changes) / len(changes) == pytest.approx(float(change), abs=0.06)
+
+
+@pytest.mark.parametrize("model, ranks", [("d12", 8), ("d48", 64)])
+def test_the_ledger_sends_the_bytes_of_a_plan(ledger, model, ranks):
+    plan = run(PROGRAM, "plan --measure off --zero 1 --precision bf16 --vocab-size 50257 --micro-batch 8",
+               "--global-batch 0 --model", model, "--ranks", ranks).out
+    number, unit = re.search("each rank sends ([0-9.]+) ([MG])iB per step", plan).groups()
+    ledger.assume(f"latency of {ranks} GPUs", 0)
+    ledger.assume(f"GB/s of {ranks} GPUs", 1e-3)  # so slow that all is waiting
+    s = ledger.shape_of(ledger.arguments(["--model", model, "--ranks", f"{ranks}"]))
+    _, duration = ledger.nccl_seconds(s, {"forward": 1, "backward": 1, "update": 1})
+    assert 1e6 * duration == pytest.approx(float(number) * {"M": 1 << 20, "G": 1 << 30}[unit], rel=6e-3)
+
+
+def test_collectives_are_hidden_or_waited_for_and_a_slow_host_decides(ledger):
+    s, gpu = ledger.shape_of(ledger.arguments(["--ranks", "8"])), ledger.GPUS["h100-sxm"]
+    launches = list(ledger.step(s, gpu))
+    kernels = sum(launch.seconds(gpu) for launch in launches)
+    seconds = {"forward": 0.01, "backward": 0.02, "update": 0.001}
+    ledger.assume("latency of 8 GPUs", 0)
+    ledger.assume("GB/s of 8 GPUs", 1e9)
+    assert ledger.step_seconds(s, gpu, launches)[0] == pytest.approx(kernels)
+    ledger.assume("GB/s of 8 GPUs", 1e-3)
+    waits, duration = ledger.nccl_seconds(s, seconds)
+    assert duration - 0.031 < waits < duration
+    assert ledger.step_seconds(s, gpu, launches)[1] > duration - kernels
+    ledger.assume("GB/s of 8 GPUs", 360)
+    slowed = ledger.step_seconds(s, gpu, launches)[1]
+    ledger.assume("speed beside NCCL", 1)
+    assert 0 < ledger.step_seconds(s, gpu, launches)[1] < slowed
+    ledger.assume("host per collective", 1e6)
+    assert ledger.step_seconds(s, gpu, launches)[0] == pytest.approx(27, rel=1e-3)  # 13 buckets, twice, and the norm
