@@ -48,7 +48,7 @@ class Gpu:
     sms: int
     memory: float     # GB/s
     fp8: float        # dense TFLOP/s; 0: the GPU has no FP8
-    hopper: bool      # cuBLASLt fuses GELU (gelu_fusion_by_gpu in llmc/cuda/matmul.cpp), cuDNN has kernels for Hopper
+    hopper: bool      # cuBLASLt fuses GELU (gelu_fusion_by_gpu, llmc/cuda/cublaslt.cpp), cuDNN has kernels for Hopper
 
     def peak(self, precision):
         """Dense FLOP/s from the data sheet."""
