@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # check_cuda.sh [--update] [ARCH...]: compiles the CUDA backend for every architecture, with warnings and spilled
-# registers as errors, and links both programs. Fails if a kernel takes more registers or spills more bytes than
-# dev/cuda_budget.txt allows, or lacks the instructions that it should use (opcodes.py). --update writes the file again.
-# Needs nvcc, but no GPU.
+# registers as errors, and links both programs. Fails if a kernel takes more registers or static shared memory or spills
+# more bytes than dev/cuda_budget.txt allows, or lacks the instructions that it should use (opcodes.py). --update writes
+# the file again. The emulator (dev/simt/occupancy.cpp) reads it, too. Needs nvcc, but no GPU.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
@@ -39,7 +39,7 @@ compile() {
     eval "${command/-o $object/-o $work/cubin -Xptxas -v}" >"$3" 2>&1
 }
 
-# "arch kernel registers spilled-bytes", a line for each kernel that ptxas compiled.
+# "arch kernel registers spilled-bytes shared-bytes", a line for each kernel that ptxas compiled.
 kernels_of() {
     c++filt <"$2" | awk -v arch="$1" '
         /Compiling entry function/ { name = $0; sub(/.*entry function ./, "", name); sub(/. for .sm_.*/, "", name)
@@ -47,7 +47,9 @@ kernels_of() {
             sub(/\(.*/, "", name); gsub(/ /, "", name) }
         /bytes spill stores/ && name != "" { spilled = $5 + $9 }
         / Used [0-9]+ registers/ && name != "" {
-            for (i = 1; i < NF; i++) if ($i == "Used") print arch, name, $(i + 1), spilled
+            shared = 0
+            for (i = 1; i <= NF; i++) if ($i == "Used") registers = $(i + 1); else if ($i ~ /^smem/) shared = $(i - 2)
+            print arch, name, registers, spilled, shared
             name = ""
         }'
 }
@@ -77,15 +79,16 @@ echo "$(wc -l <"$work/table") kernels, sm_${archs[*]}"
 
 if [ $update = 1 ]; then
     toolkit=$(make found | grep -o 'CUDA [0-9.]*' | head -1)
-    { echo "# arch kernel registers spilled-bytes: dev/check_cuda.sh --update, $toolkit"; cat "$work/table"; } >$budget
+    { echo "# arch kernel registers spilled-bytes shared-bytes: dev/check_cuda.sh --update, $toolkit"; cat "$work/table"; } >$budget
     echo "written: $budget"
 else
-    awk 'NR == FNR { if ($1 !~ /^#/) { registers[$1 " " $2] = $3; spilled[$1 " " $2] = $4 } next }
+    awk 'NR == FNR { if ($1 !~ /^#/) { registers[$1 " " $2] = $3; spilled[$1 " " $2] = $4; shared[$1 " " $2] = $5 }
+            next }
         { key = $1 " " $2 }
         !(key in registers) { print "FAIL  sm_" key " is not in the budget (--update)"; bad = 1; next }
-        $3 > registers[key] || $4 > spilled[key] {
-            printf "FAIL  sm_%s: %d registers, %d bytes spilled; ", key, $3, $4
-            printf "the budget has %d and %d\n", registers[key], spilled[key]
+        $3 > registers[key] || $4 > spilled[key] || $5 > shared[key] {
+            printf "FAIL  sm_%s: %d registers, %d bytes spilled, %d bytes shared; ", key, $3, $4, $5
+            printf "the budget has %d, %d and %d\n", registers[key], spilled[key], shared[key]
             bad = 1
         }
         $3 < registers[key] { printf "less  sm_%s: %d registers, the budget has %d\n", key, $3, registers[key] }
