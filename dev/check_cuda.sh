@@ -79,7 +79,8 @@ echo "$(wc -l <"$work/table") kernels, sm_${archs[*]}"
 
 if [ $update = 1 ]; then
     toolkit=$(make found | grep -o 'CUDA [0-9.]*' | head -1)
-    { echo "# arch kernel registers spilled-bytes shared-bytes: dev/check_cuda.sh --update, $toolkit"; cat "$work/table"; } >$budget
+    echo "# arch kernel registers spilled-bytes shared-bytes: dev/check_cuda.sh --update, $toolkit" >$budget
+    cat "$work/table" >>$budget
     echo "written: $budget"
 else
     awk 'NR == FNR { if ($1 !~ /^#/) { registers[$1 " " $2] = $3; spilled[$1 " " $2] = $4; shared[$1 " " $2] = $5 }

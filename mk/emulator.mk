@@ -9,16 +9,20 @@
 EMU          := $(BUILD)$(if $(filter gpu,$(MATH)),-gpumath,/emulator)
 EMU_MATH     := $(if $(filter gpu,$(MATH)),-mfma -ffp-contract=fast -fexpensive-optimizations -DSIMT_FUSED)
 EMU_TESTS    := $(patsubst dev/test/gpu/%.cu,$(EMU)/%,$(wildcard dev/test/gpu/test_*.cu))
-SIMT_TESTS   := $(filter %/test_simt %/test_simt_bugs,$(EMU_TESTS))
+SIMT_TESTS   := $(filter %/test_simt %/test_simt_bugs %/test_simt_device,$(EMU_TESTS))
 EMUFLAGS     := -std=c++20 -O1 $(INFO) $(WARN) -fno-strict-aliasing -DUSE_CUDA -DUSE_CUDNN $(INCLUDES) -Idev/simt
 EMUFLAGS     += $(EMU_MATH)
 EMUFLAGS     += $(if $(filter 0,$(NCCL)),,-DUSE_NCCL)
 EMU_COMPILE   = $(CXX) $(EMUFLAGS) $(SANFLAGS) -x c++ -include dev/simt/emulator.h
-EMU_LIB      := emulator warp shared_memory cudart streams cublasLt cudnn nccl
+EMU_LIB      := emulator warp shared_memory occupancy cudart streams capture cublasLt cudnn nccl
 EMU_LIB      := $(EMU_LIB:%=$(EMU)/dev/simt/%.o)
 EMU_OBJECTS  := $(patsubst %,$(EMU)/%.o,$(sort $(GPU_NAMES) $(CUDNN_NAMES)))
 $(EMU)/llmc/parallel/comm_nccl.o: EMUFLAGS += $(MPI_FLAGS)
 $(EMU)/llmc/cuda/device.o: EMUFLAGS  += -DCUDA_ARCHS='"$(strip $(CUDA_ARCHS))"'
+
+# Exports the symbols of kernels, by which the emulator finds them in dev/cuda_budget.txt.
+$(EMU)/%: override LDFLAGS += -rdynamic
+$(EMU)/dev/simt/occupancy.o: dev/cuda_budget.txt
 
 .PHONY: emulator
 emulator: $(EMU_TESTS) $(EMU)/test_gpt2cu $(EMU)/group_ranks

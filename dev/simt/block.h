@@ -8,7 +8,6 @@
 
 namespace simt {
 
-constexpr size_t BLOCK_LIMIT = 227 << 10;  // bytes of static and dynamic shared memory of a block on sm_90
 constexpr int MAX_STATICS = 64, MAX_COPIES = 256, MAX_GROUPS = 16;
 
 enum class State : uint8_t { fresh, ready, at_warp_operation, at_barrier, done };

@@ -1,5 +1,5 @@
-// cudart.cpp: the emulator's CUDA runtime: errors, devices, and memory. streams.cpp has the rest. Compiled without
-// sanitizers, like emulator.cpp.
+// cudart.cpp: the emulator's CUDA runtime: errors, devices, and memory. streams.cpp, capture.cpp and occupancy.cpp have
+// the rest. Compiled without sanitizers, like emulator.cpp.
 //
 // Device memory is one mapping, inaccessible while host code runs, so the host faults when it dereferences a device
 // pointer. No address is used twice, so freed memory stays poisoned.
@@ -15,7 +15,7 @@ using namespace cudart;
 using simt::Site;
 
 constexpr size_t RED_ZONE = 256;  // also the alignment of cudaMalloc
-constexpr int SHARED_OPTIN = 227 << 10, MULTIPROCESSORS = 4;
+constexpr int MULTIPROCESSORS = 4;
 constexpr int runtime_version = 13000;
 
 // Never destroyed, because report_leaks reads it after all destructors.
@@ -121,71 +121,50 @@ __attribute__((destructor)) static void report_leaks() {
     }
 }
 
+// The names and texts of CUDA 13.
+#define ERROR(name, text) \
+    { name, #name, text }
+static constexpr struct {
+    cudaError_t error;
+    const char *name, *text;
+} errors[] = {
+    ERROR(cudaSuccess, "no error"),
+    ERROR(cudaErrorInvalidValue, "invalid argument"),
+    ERROR(cudaErrorMemoryAllocation, "out of memory"),
+    ERROR(cudaErrorInvalidConfiguration, "invalid configuration argument"),
+    ERROR(cudaErrorInsufficientDriver, "CUDA driver version is insufficient for CUDA runtime version"),
+    ERROR(cudaErrorDevicesUnavailable, "CUDA-capable device(s) is/are busy or unavailable"),
+    ERROR(cudaErrorInvalidDeviceFunction, "invalid device function"),
+    ERROR(cudaErrorNoDevice, "no CUDA-capable device is detected"),
+    ERROR(cudaErrorInvalidDevice, "invalid device ordinal"),
+    ERROR(cudaErrorNoKernelImageForDevice, "no kernel image is available for execution on the device"),
+    ERROR(cudaErrorInvalidResourceHandle, "invalid resource handle"),
+    ERROR(cudaErrorIllegalState, "the operation cannot be performed in the present state"),
+    ERROR(cudaErrorNotReady, "device not ready"),
+    ERROR(cudaErrorIllegalAddress, "an illegal memory access was encountered"),
+    ERROR(cudaErrorLaunchOutOfResources, "too many resources requested for launch"),
+    ERROR(cudaErrorSystemNotReady, "system not yet initialized"),
+    ERROR(cudaErrorSystemDriverMismatch, "system has unsupported display driver / cuda driver combination"),
+    ERROR(cudaErrorStreamCaptureUnsupported, "operation not permitted when stream is capturing"),
+    ERROR(cudaErrorStreamCaptureInvalidated, "operation failed due to a previous error during capture"),
+    ERROR(cudaErrorStreamCaptureMerge, "operation would result in a merge of separate capture sequences"),
+    ERROR(cudaErrorStreamCaptureUnmatched, "capture was not ended in the same stream as it began"),
+    ERROR(cudaErrorStreamCaptureUnjoined, "capturing stream has unjoined work"),
+    ERROR(cudaErrorStreamCaptureIsolation, "dependency created on uncaptured work in another stream"),
+    ERROR(cudaErrorStreamCaptureImplicit,
+          "operation would make the legacy stream depend on a capturing blocking stream"),
+    ERROR(cudaErrorCapturedEvent, "operation not permitted on an event last recorded in a capturing stream"),
+};
+#undef ERROR
+
 const char* cudaGetErrorName(cudaError_t error) {
-    switch (error) {
-        case cudaSuccess:
-            return "cudaSuccess";
-        case cudaErrorInvalidValue:
-            return "cudaErrorInvalidValue";
-        case cudaErrorMemoryAllocation:
-            return "cudaErrorMemoryAllocation";
-        case cudaErrorInsufficientDriver:
-            return "cudaErrorInsufficientDriver";
-        case cudaErrorDevicesUnavailable:
-            return "cudaErrorDevicesUnavailable";
-        case cudaErrorInvalidDeviceFunction:
-            return "cudaErrorInvalidDeviceFunction";
-        case cudaErrorNoDevice:
-            return "cudaErrorNoDevice";
-        case cudaErrorInvalidDevice:
-            return "cudaErrorInvalidDevice";
-        case cudaErrorNoKernelImageForDevice:
-            return "cudaErrorNoKernelImageForDevice";
-        case cudaErrorNotReady:
-            return "cudaErrorNotReady";
-        case cudaErrorIllegalAddress:
-            return "cudaErrorIllegalAddress";
-        case cudaErrorSystemNotReady:
-            return "cudaErrorSystemNotReady";
-        case cudaErrorSystemDriverMismatch:
-            return "cudaErrorSystemDriverMismatch";
-        case cudaErrorStreamCaptureUnsupported:
-            return "cudaErrorStreamCaptureUnsupported";
-    }
+    for (const auto& e : errors)
+        if (e.error == error) return e.name;
     return "unrecognized error code";
 }
-
 const char* cudaGetErrorString(cudaError_t error) {
-    switch (error) {
-        case cudaSuccess:
-            return "no error";
-        case cudaErrorInvalidValue:
-            return "invalid argument";
-        case cudaErrorMemoryAllocation:
-            return "out of memory";
-        case cudaErrorInsufficientDriver:
-            return "CUDA driver version is insufficient for CUDA runtime version";
-        case cudaErrorDevicesUnavailable:
-            return "CUDA-capable device(s) is/are busy or unavailable";
-        case cudaErrorInvalidDeviceFunction:
-            return "invalid device function";
-        case cudaErrorNoDevice:
-            return "no CUDA-capable device is detected";
-        case cudaErrorInvalidDevice:
-            return "invalid device ordinal";
-        case cudaErrorNoKernelImageForDevice:
-            return "no kernel image is available for execution on the device";
-        case cudaErrorNotReady:
-            return "device not ready";
-        case cudaErrorIllegalAddress:
-            return "an illegal memory access was encountered";
-        case cudaErrorSystemNotReady:
-            return "system not yet initialized";
-        case cudaErrorSystemDriverMismatch:
-            return "system has unsupported display driver / cuda driver combination";
-        case cudaErrorStreamCaptureUnsupported:
-            return "operation not permitted when stream is capturing";
-    }
+    for (const auto& e : errors)
+        if (e.error == error) return e.text;
     return "unrecognized error code";
 }
 
@@ -221,27 +200,17 @@ cudaError_t cudaSetDevice(int device) {
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
     if (device < 0 || device >= simt::config.gpus) return result(cudaErrorInvalidDevice);
+    const int capability = simt::config.compute_capability;
     *properties = {.name = "emulator",
                    .totalGlobalMem = ARENA_BYTES,
-                   .sharedMemPerBlock = 48 << 10,
-                   .sharedMemPerBlockOptin = SHARED_OPTIN,
-                   .major = simt::config.compute_capability / 10,
-                   .minor = simt::config.compute_capability % 10,
+                   .sharedMemPerBlock = simt::GpuLimits::default_shared,
+                   .sharedMemPerBlockOptin = size_t(simt::gpu_limits(capability).shared_of_block()),
+                   .major = capability / 10,
+                   .minor = capability % 10,
                    .multiProcessorCount = MULTIPROCESSORS,
                    .warpSize = 32,
                    .maxThreadsPerBlock = 1024,
                    .l2CacheSize = 32 << 20};
-    return cudaSuccess;
-}
-
-cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
-    *attributes = {};
-    return result(simt::config.kernel_images ? cudaSuccess : cudaErrorNoKernelImageForDevice);
-}
-
-cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute, int value) {
-    if (value < 0 || value > SHARED_OPTIN) return result(cudaErrorInvalidValue);
-    runtime().max_dynamic[kernel] = value;
     return cudaSuccess;
 }
 
@@ -259,7 +228,7 @@ cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
 cudaError_t cudaMalloc(void** p, size_t bytes, Site site) {
     Runtime& r = runtime();
     *p = nullptr;
-    if (is_capturing()) return result(cudaErrorStreamCaptureUnsupported);
+    if (const cudaError_t error = check_unsafe("cudaMalloc")) return error;
     if (bytes == 0) return completed();
     if (!r.arena) {
         r.arena = map_arena();
@@ -283,6 +252,7 @@ cudaError_t cudaMalloc(void** p, size_t bytes, Site site) {
 
 cudaError_t cudaFree(void* p, Site site) {
     if (!p) return completed();
+    if (const cudaError_t error = check_unsafe("cudaFree")) return error;
     synchronize_all();
     Runtime& r = runtime();
     const auto found = r.allocations.find(static_cast<char*>(p));
@@ -297,7 +267,8 @@ cudaError_t cudaFree(void* p, Site site) {
 }
 
 cudaError_t cudaMallocHost(void** p, size_t bytes) {
-    if (is_capturing()) return result(cudaErrorStreamCaptureUnsupported);
+    *p = nullptr;
+    if (const cudaError_t error = check_unsafe("cudaMallocHost")) return error;
     *p = malloc(bytes);
     if (!*p) return result(cudaErrorMemoryAllocation);
     simt::fill(*p, simt::uninitialized, bytes);
@@ -306,7 +277,9 @@ cudaError_t cudaMallocHost(void** p, size_t bytes) {
 }
 
 cudaError_t cudaFreeHost(void* p) {
-    if (p && !runtime().host_allocations.erase(static_cast<char*>(p))) return result(cudaErrorInvalidValue);
+    if (!p) return completed();
+    if (const cudaError_t error = check_unsafe("cudaFreeHost")) return error;
+    if (!runtime().host_allocations.erase(static_cast<char*>(p))) return result(cudaErrorInvalidValue);
     free(p);
     return completed();
 }

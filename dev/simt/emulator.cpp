@@ -71,6 +71,16 @@ static void read_devices(Config& c) {
     exit(2);
 }
 
+static void read_architecture(Config& c) {
+    const char* text = getenv("SIMT_ARCH");
+    if (!text) return;
+    char* end = nullptr;
+    c.compute_capability = int(strtol(text, &end, 10));
+    if (!*end && gpu_limits(c.compute_capability).capability == c.compute_capability) return;
+    fprintf(stderr, "emulator: SIMT_ARCH=%s is not known\n", text);
+    exit(2);
+}
+
 static void read_failure(Config& c) {
     const char* text = getenv("SIMT_FAIL");
     if (!text) return;
@@ -85,6 +95,7 @@ static void read_failure(Config& c) {
 static Config config_from_environment() {
     Config c;
     read_devices(c);
+    read_architecture(c);
     const char* order = getenv("SIMT_ORDER");
     if (setting("SIMT_ORDER", "forward", "random", &c.order_seed)) c.order = Order::random;
     if (order && strcmp(order, "reverse") == 0) c.order = Order::reverse;
@@ -338,10 +349,6 @@ static void prepare_threads(Block& b, dim3 size) {
 
 void run_grid(Block* block, Call* call, dim3 grid, dim3 size, int64_t shared_bytes, int64_t max_dynamic, Site launch) {
     Block& b = *block;
-    const uint64_t threads = uint64_t(size.x) * size.y * size.z;
-    if (!grid.x || !grid.y || !grid.z || grid.y > 65535 || grid.z > 65535 || threads < 1 || threads > 1024 ||
-        size.z > 64 || shared_bytes < 0 || shared_bytes > int64_t(BLOCK_LIMIT))
-        report("a launch with an empty grid or block, or beyond the limits of a GPU", launch);
     prepare_threads(b, size);
     b.call = call;
     b.launch = launch;

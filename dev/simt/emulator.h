@@ -6,10 +6,11 @@
 // these bugs itself, prints the place in the source and ends the program: divergence at barriers and in warp
 // operations, deadlock, misaligned 16-byte accesses, writes to the red zones around shared variables and device arrays,
 // copies in the wrong direction, cp.async copies that are never waited for, and memory, streams and events that still
-// exist at exit. Uninitialised memory reads as NaN (bytes of 0xff), and the host faults when it dereferences a device
-// pointer. Sanitizers detect the rest: AddressSanitizer every access out of bounds or after cudaFree; MemorySanitizer
-// uninitialised values; ThreadSanitizer, which sees each fiber as a thread, a missing __syncthreads, __syncwarp,
-// __threadfence, atomic, event or synchronisation, and it names both source lines.
+// exist at exit. A launch that does not fit the GPU, and a call that a stream capture does not allow, it prints in one
+// line, and the call returns CUDA's error. Uninitialised memory reads as NaN (bytes of 0xff), and the host faults when
+// it dereferences a device pointer. Sanitizers detect the rest: AddressSanitizer every access out of bounds or after
+// cudaFree; MemorySanitizer uninitialised values; ThreadSanitizer, which sees each fiber as a thread, a missing
+// __syncthreads, __syncwarp, __threadfence, atomic, event or synchronisation, and it names both source lines.
 //
 // It cannot show the order of sums inside mma, a GPU's speed, kernels whose threads spin until another thread acts
 // (fibers are not preempted), and instructions that simt.h has no wrapper for. A GPU's rounding it shows only in a
@@ -27,6 +28,8 @@
 //   SIMT_FAIL=N|capture                        operation N (from 1), or the first one of a capture, fails like an
 //                                              illegal access: this call and all later ones return the error [never]
 //   SIMT_DEVICES=COUNT[:FIRST]                 number of GPUs, and the index in the machine of the first one [1:0]
+//   SIMT_ARCH=80|86|87|89|90|100|120           the GPUs' architecture, which decides the launches that fit (it needs
+//                                              dev/cuda_budget.txt) and the blocks of a multiprocessor [90]
 #pragma once
 #define SIMT_EMULATOR 1
 
@@ -337,17 +340,28 @@ enum cudaError_t {
     cudaSuccess = 0,
     cudaErrorInvalidValue = 1,
     cudaErrorMemoryAllocation = 2,
+    cudaErrorInvalidConfiguration = 9,
     cudaErrorInsufficientDriver = 35,
     cudaErrorDevicesUnavailable = 46,
     cudaErrorInvalidDeviceFunction = 98,
     cudaErrorNoDevice = 100,
     cudaErrorInvalidDevice = 101,
     cudaErrorNoKernelImageForDevice = 209,
+    cudaErrorInvalidResourceHandle = 400,
+    cudaErrorIllegalState = 401,
     cudaErrorNotReady = 600,
     cudaErrorIllegalAddress = 700,
+    cudaErrorLaunchOutOfResources = 701,
     cudaErrorSystemNotReady = 802,
     cudaErrorSystemDriverMismatch = 803,
     cudaErrorStreamCaptureUnsupported = 900,
+    cudaErrorStreamCaptureInvalidated = 901,
+    cudaErrorStreamCaptureMerge = 902,
+    cudaErrorStreamCaptureUnmatched = 903,
+    cudaErrorStreamCaptureUnjoined = 904,
+    cudaErrorStreamCaptureIsolation = 905,
+    cudaErrorStreamCaptureImplicit = 906,
+    cudaErrorCapturedEvent = 907,
 };
 enum cudaMemcpyKind {
     cudaMemcpyHostToHost,
@@ -392,13 +406,17 @@ template <class... P>
 cudaError_t cudaFuncSetAttribute(void (*kernel)(P...), cudaFuncAttribute attribute, int value) {
     return cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), attribute, value);
 }
+cudaError_t cudaFuncGetName(const char** name, const void* kernel);
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* kernel, int threads,
+                                                          size_t shared_bytes);
+template <class... P>
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void (*kernel)(P...), int threads,
+                                                          size_t shared_bytes) {
+    return cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, reinterpret_cast<const void*>(kernel), threads,
+                                                         shared_bytes);
+}
 enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount = 16 };
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
-template <class... P>
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void (*)(P...), int, size_t) {
-    *blocks = 2;
-    return cudaSuccess;
-}
 cudaError_t cudaDeviceSynchronize();
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total);
 
@@ -438,9 +456,17 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaStreamQuery(cudaStream_t stream);
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags = 0);
-enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal = 0, cudaStreamCaptureModeThreadLocal = 1 };
+enum cudaStreamCaptureMode {
+    cudaStreamCaptureModeGlobal = 0,
+    cudaStreamCaptureModeThreadLocal = 1,
+    cudaStreamCaptureModeRelaxed = 2,
+};
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode);
-enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone = 0, cudaStreamCaptureStatusActive = 1 };
+enum cudaStreamCaptureStatus {
+    cudaStreamCaptureStatusNone = 0,
+    cudaStreamCaptureStatusActive = 1,
+    cudaStreamCaptureStatusInvalidated = 2,
+};
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status);
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph);
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long flags);

@@ -1,5 +1,6 @@
 // internal.h: functions shared by the emulator's source files, and the sanitizers' hooks. emulator.cpp, warp.cpp and
-// shared_memory.cpp run kernels; cudart.cpp and streams.cpp are the CUDA runtime; the others are CUDA's libraries.
+// shared_memory.cpp run kernels; occupancy.cpp says which launches fit; cudart.cpp, streams.cpp and capture.cpp are the
+// CUDA runtime; the others are CUDA's libraries.
 //
 // The hooks are weak symbols, null unless the program is linked with the sanitizer. The emulator's files are therefore
 // compiled once, without -fsanitize, for all sanitizers. They must not be instrumented: AddressSanitizer would report
@@ -8,6 +9,7 @@
 #include "emulator.h"
 
 #include <functional>
+#include <string>
 
 extern "C" {
 #define SIMT_HOOK __attribute__((weak))
@@ -83,6 +85,25 @@ void enqueue_external(std::function<bool()> attempt, std::function<void()> work,
 void copy_uninstrumented(void* to, const void* from, size_t bytes);
 // Reports `wrong` unless p is in device memory, and reports a range that goes beyond its array.
 void check_device_range(const void* p, size_t bytes, const char* wrong, Site site);
+
+// A compute capability's threads, blocks and bytes of shared memory of a multiprocessor. CUDA takes reserved_shared for
+// each block. A kernel that has not called cudaFuncSetAttribute has default_shared.
+struct GpuLimits {
+    static constexpr int reserved_shared = 1 << 10, default_shared = 48 << 10;
+    int capability, threads, blocks;
+    int64_t shared;
+    int64_t shared_of_block() const { return shared - reserved_shared; }
+};
+const GpuLimits& gpu_limits(int capability);  // 80 for 8.0; of the last one up to `capability` that is known
+struct KernelUsage {
+    std::string name;
+    int registers = 0;  // of a thread
+    int shared = 0;     // bytes of static shared memory
+};
+// budget: a text like dev/cuda_budget.txt. A kernel that it does not have takes 0 registers.
+KernelUsage usage_in(const char* budget, const std::string& name, int capability);
+// Blocks of `threads` threads and `shared_bytes` of dynamic shared memory; 0: not even one fits.
+int blocks_per_multiprocessor(const KernelUsage& kernel, int threads, int64_t shared_bytes, int capability);
 
 // The threads of a running block, with their stacks and shared memory. Each stream has its own Block, because to
 // ThreadSanitizer the threads i of two streams must be different threads.

@@ -7,19 +7,19 @@
 
 namespace simt {
 
-constexpr size_t STATIC_BYTES = 64 << 10;   // memory for static shared variables, with red zones between them
-constexpr size_t DEFAULT_LIMIT = 48 << 10;  // static and dynamic shared memory of a kernel that has not opted in
+constexpr size_t STATIC_BYTES = 64 << 10;  // memory for static shared variables, with red zones between them
 constexpr size_t SHARED_BYTES = STATIC_BYTES + (256 << 10);
 constexpr size_t RED_ZONE = 32;
 
 // Called at the launch, and for each static variable, because the emulator learns of a static variable only when a
 // thread reaches its declaration.
 static void check_shared_bytes(const Block& b) {
+    constexpr size_t DEFAULT_LIMIT = GpuLimits::default_shared;
     if (b.static_bytes > DEFAULT_LIMIT) report("more than 48 KiB of static shared memory in a kernel", b.launch);
     if (b.dynamic_bytes > std::max(DEFAULT_LIMIT - b.static_bytes, b.max_dynamic))
         report("static and dynamic shared memory above 48 KiB, without cudaFuncSetAttribute", b.launch);
-    if (b.static_bytes + b.dynamic_bytes > BLOCK_LIMIT)
-        report("more than 227 KiB of static and dynamic shared memory in a block", b.launch);
+    if (b.static_bytes + b.dynamic_bytes > size_t(gpu_limits(config.compute_capability).shared_of_block()))
+        report("more static and dynamic shared memory than a block may have on this GPU", b.launch);
 }
 
 void allocate_shared_memory(Block& b, int64_t dynamic_bytes, int64_t max_dynamic) {

@@ -1,4 +1,4 @@
-// streams.cpp: the emulator's CUDA runtime: copies, streams, events, and graphs. Compiled without sanitizers, like
+// streams.cpp: the emulator's CUDA runtime: copies, streams, and events. Compiled without sanitizers, like
 // emulator.cpp.
 //
 // A stream is a queue of operations. They run at once, or (deferred) when the host waits, interleaved with those of
@@ -7,9 +7,7 @@
 #include "runtime.h"
 
 #include <algorithm>
-#include <deque>
-#include <functional>
-#include <memory>
+#include <cstdio>
 #include <utility>
 #include <unistd.h>
 
@@ -18,53 +16,7 @@ using simt::Site;
 
 namespace {
 
-// One call of cudaEventRecord. A wait for an event waits for the last record before the wait.
-struct Record {
-    bool done = false;
-    float time_ms = 0.0f;  // on the stream's clock
-    char edge = 0;
-};
-
-}  // namespace
-
-struct CUevent_st {
-    std::shared_ptr<Record> last;  // null: never recorded; a wait then returns at once
-};
-
-namespace {
-
-struct Operation {
-    enum Kind { kernel, copy, record, wait, graph, external } kind;
-    std::function<void()> work = nullptr;     // kernel, copy
-    std::function<bool()> attempt = nullptr;  // external
-    std::shared_ptr<Record> event = nullptr;  // record, wait
-    std::unique_ptr<simt::Call> call = nullptr;
-    char edge = 0;  // one per operation: one per stream would hide races with later host code
-};
-
-using Captured = std::vector<std::unique_ptr<Operation>>;
-
-}  // namespace
-
-// The operations captured on one stream. Events are not supported.
-struct CUgraph_st {
-    std::shared_ptr<Captured> operations = std::make_shared<Captured>();
-};
-struct CUgraphExec_st : CUgraph_st {};
-
-struct CUstream_st {
-    simt::Block* block = simt::create_block();
-    std::deque<Operation*> queue;
-    std::vector<Operation*> finished;  // freed when the host has waited, because earlier it would be a race
-    void* tsan_fiber = simt::detects_races() ? __tsan_create_fiber(0) : nullptr;
-    cudaGraph_t captured = nullptr;  // not null during a capture
-    float clock_ms = 0.0f;           // advanced by simt::enqueue_work, simt::enqueue_external and waits for events
-    char done_edge = 0;
-};
-
-namespace {
-
-cudaStream_t new_stream() {
+cudaStream_t new_stream(bool blocking) {
     Runtime& r = runtime();
     if (r.ended_streams.empty()) {
         r.streams.push_back(new CUstream_st);
@@ -72,14 +24,8 @@ cudaStream_t new_stream() {
         r.streams.push_back(r.ended_streams.back());
         r.ended_streams.pop_back();
     }
+    r.streams.back()->blocking = blocking;
     return r.streams.back();
-}
-
-cudaStream_t stream_or_null_stream(cudaStream_t stream) {
-    if (stream) return stream;
-    Runtime& r = runtime();
-    if (!r.null_stream) r.null_stream = new_stream();
-    return r.null_stream;
 }
 
 template <class F>
@@ -158,56 +104,33 @@ void run_until(F done) {
 // Deletes the operation if simt::config says that it fails, or if an earlier one has failed.
 bool dropped(const CUstream_st* s, Operation* o) {
     Runtime& r = runtime();
-    if (++r.operations == simt::config.fail_at || (simt::config.fail_in_capture && s->captured))
+    if (++r.operations == simt::config.fail_at || (simt::config.fail_in_capture && s->capture))
         r.sticky_error = cudaErrorIllegalAddress;
     if (r.sticky_error == cudaSuccess) return false;
     delete o;
     return true;
 }
 
-void enqueue(cudaStream_t s, Operation* o) {
-    if (dropped(s, o)) return;
-    if (s->captured) {
-        if (!o->work || o->attempt)
-            simt::report("an event or a collective on a stream during a capture", {"streams", 0});
-        return void(s->captured->operations->emplace_back(o));
-    }
-    simt::release(&o->edge);
-    const size_t limit = simt::config.queue_limit;
-    if (limit) run_until([&] { return s->queue.size() < limit; });
-    s->queue.push_back(o);
-    // An operation that waits for other processes stays queued; it continues when the host waits.
-    if (!simt::config.deferred_streams) run_here_until([&] { return s->queue.empty(); });
-}
-
 void synchronize(cudaStream_t s) {
     if (runtime().sticky_error != cudaSuccess) return;
-    if (s->captured) simt::report("a wait for a stream during its capture", {"streams", 0});
     run_until([&] { return s->queue.empty(); });
     simt::acquire(&s->done_edge);
     for (Operation* o : s->finished) delete o;
     s->finished.clear();
 }
 
-void enqueue_copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t s, Site site) {
-    if (kind != cudaMemcpyDefault) {
-        const bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
-        const bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
-        check_range(to, bytes, to_device,
-                    to_device ? "copy in the wrong direction: the destination is host memory"
-                              : "copy in the wrong direction: the destination is device memory",
-                    site);
-        check_range(from, bytes, from_device,
-                    from_device ? "copy in the wrong direction: the source is host memory"
-                                : "copy in the wrong direction: the source is device memory",
-                    site);
-    }
-    enqueue(s, new Operation{.kind = Operation::copy, .work = [=] { memcpy(to, from, bytes); }});
-}
-
-void enqueue_fill(void* p, int value, size_t bytes, cudaStream_t s, Site site) {
-    check_range(p, bytes, true, "cudaMemset of host memory", site);
-    enqueue(s, new Operation{.kind = Operation::copy, .work = [=] { memset(p, value, bytes); }});
+void check_copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, Site site) {
+    if (kind == cudaMemcpyDefault) return;
+    const bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
+    const bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
+    check_range(to, bytes, to_device,
+                to_device ? "copy in the wrong direction: the destination is host memory"
+                          : "copy in the wrong direction: the destination is device memory",
+                site);
+    check_range(from, bytes, from_device,
+                from_device ? "copy in the wrong direction: the source is host memory"
+                            : "copy in the wrong direction: the source is device memory",
+                site);
 }
 
 }  // namespace
@@ -216,14 +139,37 @@ void cudart::synchronize_all() {
     for (cudaStream_t s : runtime().streams) synchronize(s);
 }
 
-bool cudart::is_capturing() {
-    const auto& all = runtime().streams;
-    return std::any_of(all.begin(), all.end(), [](cudaStream_t s) { return s->captured != nullptr; });
-}
-
 bool cudart::has_queued_work() {
     const auto& all = runtime().streams;
     return std::any_of(all.begin(), all.end(), [](cudaStream_t s) { return !s->queue.empty(); });
+}
+
+cudaStream_t cudart::stream_or_null_stream(cudaStream_t stream) {
+    if (stream) return stream;
+    Runtime& r = runtime();
+    if (!r.null_stream) r.null_stream = new_stream(true);
+    return r.null_stream;
+}
+
+cudaError_t cudart::enqueue(cudaStream_t s, Operation* o, const char* call) {
+    if (dropped(s, o)) return completed();
+    if (const cudaError_t error = check_use(s, call)) {
+        delete o;
+        return error;
+    }
+    if (s->capture) {
+        if (o->attempt) simt::report("a collective on a stream during a capture", {"streams", 0});
+        s->position[s]++;
+        s->capture->graph->operations->emplace_back(o);
+        return completed();
+    }
+    simt::release(&o->edge);
+    const size_t limit = simt::config.queue_limit;
+    if (limit) run_until([&] { return s->queue.size() < limit; });
+    s->queue.push_back(o);
+    // An operation that waits for other processes stays queued; it continues when the host waits.
+    if (!simt::config.deferred_streams) run_here_until([&] { return s->queue.empty(); });
+    return completed();
 }
 
 void simt::enqueue_work(std::function<void()> work, float ms, CUstream_st* stream) {
@@ -232,7 +178,7 @@ void simt::enqueue_work(std::function<void()> work, float ms, CUstream_st* strea
         work();
         s->clock_ms += ms;
     };
-    ::enqueue(s, new Operation{.kind = Operation::copy, .work = run});
+    cudart::enqueue(s, new Operation{.kind = Operation::copy, .work = run}, "a call of a library");
 }
 
 void simt::enqueue_external(std::function<bool()> attempt, std::function<void()> work, float ms, CUstream_st* stream) {
@@ -241,21 +187,25 @@ void simt::enqueue_external(std::function<bool()> attempt, std::function<void()>
         work();
         s->clock_ms += ms;
     };
-    ::enqueue(s, new Operation{.kind = Operation::external, .work = run, .attempt = std::move(attempt)});
+    auto* o = new Operation{.kind = Operation::external, .work = run, .attempt = std::move(attempt)};
+    cudart::enqueue(s, o, "a collective");
 }
 
 void simt::enqueue(Call* call, dim3 grid, dim3 block, int64_t shared_bytes, CUstream_st* stream, Site site) {
+    std::unique_ptr<Call> owned(call);
+    if (check_launch(call->kernel, grid, block, shared_bytes, site) != cudaSuccess) return;
     cudaStream_t s = stream_or_null_stream(stream);
-    const auto opted_in = runtime().max_dynamic.find(call->kernel);
-    const int64_t max_dynamic = opted_in == runtime().max_dynamic.end() ? 0 : opted_in->second;
+    const int64_t asked = asked_shared(call->kernel);
     const auto run = [=] {
-        run_grid(s->block, call, grid, block, shared_bytes, max_dynamic, site);
+        run_grid(s->block, call, grid, block, shared_bytes, asked, site);
         check_red_zones(site);
     };
-    ::enqueue(s, new Operation{.kind = Operation::kernel, .work = run, .call = std::unique_ptr<simt::Call>(call)});
+    auto* o = new Operation{.kind = Operation::kernel, .work = run, .call = std::move(owned)};
+    cudart::enqueue(s, o, "a launch of a kernel");
 }
 
 cudaError_t cudaDeviceSynchronize() {
+    if (const cudaError_t error = check_wait_for_device("cudaDeviceSynchronize")) return error;
     synchronize_all();
     return completed();
 }
@@ -264,28 +214,33 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
                             Site site) {
     cudaStream_t s = stream_or_null_stream(stream);
     const void* host = kind == cudaMemcpyHostToDevice ? from : kind == cudaMemcpyDeviceToHost ? to : nullptr;
-    if (host && !is_pinned(host) && s->captured) simt::report("a copy of pageable memory during a capture", site);
-    enqueue_copy(to, from, bytes, kind, s, site);
-    if (host && !is_pinned(host)) synchronize(s);  // a copy of pageable memory is synchronous
-    return completed();
+    const bool pageable = host && !is_pinned(host);
+    if (pageable && s->capture) simt::report("a copy of pageable memory during a capture", site);
+    check_copy(to, from, bytes, kind, site);
+    const auto copy = [=] { memcpy(to, from, bytes); };
+    const cudaError_t error = enqueue(s, new Operation{.kind = Operation::copy, .work = copy}, "cudaMemcpyAsync");
+    if (error == cudaSuccess && pageable) synchronize(s);  // a copy of pageable memory is synchronous
+    return error;
 }
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, Site site) {
+    if (const cudaError_t error = check_wait(stream_or_null_stream(nullptr), "cudaMemcpy")) return error;
     cudaMemcpyAsync(to, from, bytes, kind, nullptr, site);
     return cudaStreamSynchronize(nullptr);
 }
 cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t stream, Site site) {
-    enqueue_fill(p, value, bytes, stream_or_null_stream(stream), site);
-    return completed();
+    check_range(p, bytes, true, "cudaMemset of host memory", site);
+    const auto fill = [=] { memset(p, value, bytes); };
+    return enqueue(stream_or_null_stream(stream), new Operation{.kind = Operation::copy, .work = fill}, "cudaMemset");
 }
 cudaError_t cudaMemset(void* p, int value, size_t bytes, Site site) {
     return cudaMemsetAsync(p, value, bytes, nullptr, site);
 }
 
-cudaError_t cudaStreamCreate(cudaStream_t* stream) {
-    *stream = new_stream();
+cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWithPriority(stream, 0, 0); }
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int) {
+    *stream = new_stream(!(flags & cudaStreamNonBlocking));
     return completed();
 }
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) { return cudaStreamCreate(stream); }
 cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
     *least = 0;
     *greatest = -5;
@@ -293,101 +248,80 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
 }
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+    if (stream->capture) return check_wait(stream, "cudaStreamDestroy");
     synchronize(stream);
     std::erase(runtime().streams, stream);
     runtime().ended_streams.push_back(stream);
     return completed();
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-    synchronize(stream_or_null_stream(stream));
+    cudaStream_t s = stream_or_null_stream(stream);
+    if (const cudaError_t error = check_wait(s, "cudaStreamSynchronize")) return error;
+    synchronize(s);
     return completed();
 }
-// The kernels of a graph run with the threads of the stream that they were captured on, whichever stream launches it.
-cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
-    if (!stream || stream->captured) return result(cudaErrorStreamCaptureUnsupported);
-    stream->captured = new CUgraph_st;
-    return completed();
-}
-cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
-    *status = stream && stream->captured ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
-    return completed();
-}
-cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
-    if (!stream || !stream->captured) return result(cudaErrorInvalidValue);
-    *graph = std::exchange(stream->captured, nullptr);
-    return completed();
-}
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
-    *exec = new CUgraphExec_st{*graph};
-    runtime().graphs.insert(*exec);
-    return completed();
-}
-cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
-    if (!runtime().graphs.contains(exec)) return result(cudaErrorInvalidValue);
-    const auto run = [operations = exec->operations] {
-        for (const auto& o : *operations)
-            if (o->work) o->work();
-    };
-    enqueue(stream_or_null_stream(stream), new Operation{.kind = Operation::graph, .work = run});
-    return completed();
-}
-cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
-    delete graph;
-    return completed();
-}
-cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
-    if (!runtime().graphs.erase(exec)) return result(cudaErrorInvalidValue);
-    delete exec;
-    return completed();
-}
-
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
     cudaStream_t s = stream_or_null_stream(stream);
     if (runtime().sticky_error != cudaSuccess) return completed();
+    if (const cudaError_t error = check_wait(s, "cudaStreamQuery")) return error;
     if (!s->queue.empty()) step_any();  // so that a host that polls makes progress
-    if (!s->queue.empty()) return cudaErrorNotReady;
+    if (!s->queue.empty()) return result(cudaErrorNotReady);
     simt::acquire(&s->done_edge);
     return completed();
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
-    if (event->last)
-        enqueue(stream_or_null_stream(stream), new Operation{.kind = Operation::wait, .event = event->last});
-    return completed();
+    cudaStream_t s = stream_or_null_stream(stream);
+    if (!event->last) return completed();
+    if (s->capture || event->last->capture) return capture_wait(s, *event->last);
+    return enqueue(s, new Operation{.kind = Operation::wait, .event = event->last}, "cudaStreamWaitEvent");
 }
 
-cudaError_t cudaEventCreate(cudaEvent_t* event) {
-    *event = new CUevent_st;
+cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, 0); }
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
+    *event = new CUevent_st{.has_time = !(flags & cudaEventDisableTiming)};
     runtime().events.insert(*event);
     return completed();
 }
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) { return cudaEventCreate(event); }
-
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
     runtime().events.erase(event);
     delete event;
     return completed();
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+    cudaStream_t s = stream_or_null_stream(stream);
+    if (const cudaError_t error = check_use(s, "cudaEventRecord")) return error;
     event->last = std::make_shared<Record>();
-    enqueue(stream_or_null_stream(stream), new Operation{.kind = Operation::record, .event = event->last});
+    if (!s->capture)
+        return enqueue(s, new Operation{.kind = Operation::record, .event = event->last}, "cudaEventRecord");
+    event->last->capture = s->capture;
+    event->last->position = s->position;
     return completed();
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     const auto record = event->last;
     if (!record || runtime().sticky_error != cudaSuccess) return completed();
+    if (const cudaError_t error = check_wait(event, "cudaEventSynchronize")) return error;
     run_until([&] { return record->done; });
     simt::acquire(&record->edge);
     return completed();
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
-    if (runtime().sticky_error != cudaSuccess) return completed();
-    if (event->last && !event->last->done) step_any();
-    if (event->last && !event->last->done) return cudaErrorNotReady;
-    if (event->last) simt::acquire(&event->last->edge);
+    if (!event->last || runtime().sticky_error != cudaSuccess) return completed();
+    if (const cudaError_t error = check_wait(event, "cudaEventQuery")) return error;
+    if (!event->last->done) step_any();
+    if (!event->last->done) return result(cudaErrorNotReady);
+    simt::acquire(&event->last->edge);
     return completed();
 }
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) {
-    if (!start->last || !end->last) return result(cudaErrorInvalidValue);
+    for (cudaEvent_t event : {start, end}) {
+        if (!event->last || !event->has_time) {
+            fprintf(stderr, "emulator: cudaEventElapsedTime of an event that %s (cudaErrorInvalidResourceHandle)\n",
+                    event->has_time ? "was never recorded" : "was created with cudaEventDisableTiming");
+            return result(cudaErrorInvalidResourceHandle);
+        }
+        if (event->last->capture) return check_wait(event, "cudaEventElapsedTime");
+    }
     if (!start->last->done || !end->last->done) return result(cudaErrorNotReady);
     *ms = end->last->time_ms - start->last->time_ms;
     return completed();

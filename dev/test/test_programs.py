@@ -2,8 +2,8 @@
 
 Default: unit tests, the CUDA backend in the emulator and on the GPU if there is one, and the whole model against its
 reference. `sanitizers`: the same by clang with AddressSanitizer, ThreadSanitizer and MemorySanitizer. `slow`: another
-order of blocks and a GPU's arithmetic in the emulator, the fuzzers on their committed inputs, and all kernels through
-nvcc.
+order of blocks, other GPUs and a GPU's arithmetic in the emulator, the fuzzers on their committed inputs, and all
+kernels through nvcc.
 """
 
 import fcntl
@@ -126,6 +126,18 @@ def test_whole_model(isa, run_cases):
 @pytest.mark.parametrize("name", EMULATED)
 def test_emulated(name, run_cases):
     run_cases(RELEASE / name)
+
+
+# Registers and shared memory of a kernel, and the blocks that a GPU runs at once, differ between architectures. The
+# default is sm_90. FP8 needs sm_89.
+@slow
+@needs_x86
+@pytest.mark.parametrize("architecture, name", [
+    (architecture, f"test_gpu_{name}") for architecture in [80, 86, 89, 100, 120]
+    for name in ["attention", "cross_entropy", "embedding", "fp8", "layernorm", "ops"]
+    if architecture >= 89 or name != "fp8"])
+def test_emulated_on_other_gpus(architecture, name, run_cases):
+    run_cases(RELEASE / "emulator" / name, env={"SIMT_ARCH": architecture})
 
 
 # These builds fuse multiplications and additions, and have inexact instructions, as a GPU (dev/simt/emulator.h).

@@ -75,21 +75,11 @@ __device__ __forceinline__ T* dynamic_shared() {
     return reinterpret_cast<T*>(dynamic_shared_memory);
 }
 
-// Queues kernel(args...) on the stream.
+using StreamAt = Stream;
 template <class... P>
-void launch(void (*kernel)(P...), dim3 grid, dim3 block, int64_t shared_bytes, Stream stream,
-            std::type_identity_t<P>... args) {
-    cudaError_t error = allow_dynamic_shared(kernel, shared_bytes);
-    if (error == cudaSuccess) {
-        kernel<<<grid, block, size_t(shared_bytes), stream>>>(args...);
-        error = cudaGetLastError();
-    }
-    if (error == cudaSuccess) return;
-    const char* name = nullptr;
-    if (cudaFuncGetName(&name, reinterpret_cast<const void*>(kernel)) != cudaSuccess) name = "a kernel";
-    fail(EXIT_INTERNAL, "%s, (%u, %u, %u) blocks of (%u, %u, %u) threads, %lld bytes of shared memory: %s", name,
-         grid.x, grid.y, grid.z, block.x, block.y, block.z, static_cast<long long>(shared_bytes),
-         cudaGetErrorString(error));
+void start(void (*kernel)(P...), dim3 grid, dim3 block, int64_t shared_bytes, StreamAt stream,
+           std::type_identity_t<P>... args) {
+    kernel<<<grid, block, size_t(shared_bytes), stream>>>(args...);
 }
 
 __device__ __forceinline__ uint32_t shared_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
@@ -216,15 +206,6 @@ __device__ __forceinline__ void cp_async_wait() {
 #define UNROLL
 #define UNROLL_BY(n)
 
-namespace simt {
-template <class... P>
-void launch(void (*kernel)(P...), dim3 grid, dim3 block, int64_t shared_bytes, StreamAt stream,
-            std::type_identity_t<P>... args) {
-    allow_dynamic_shared(kernel, shared_bytes);  // where it fails, the emulator reports the launch
-    start(kernel, grid, block, shared_bytes, stream, args...);
-}
-}  // namespace simt
-
 template <class T>
 Vec<T> load128(const T* p, SIMT_SITE) {
     simt::check_aligned(p, 16, "misaligned 16-byte load", site);
@@ -310,6 +291,25 @@ void cp_async_wait() {
 #else
 #error "neither nvcc nor the emulator compiles this file"
 #endif
+
+namespace simt {
+// Queues kernel(args...) on the stream.
+template <class... P>
+void launch(void (*kernel)(P...), dim3 grid, dim3 block, int64_t shared_bytes, StreamAt stream,
+            std::type_identity_t<P>... args) {
+    cudaError_t error = allow_dynamic_shared(kernel, shared_bytes);
+    if (error == cudaSuccess) {
+        start(kernel, grid, block, shared_bytes, stream, args...);
+        error = cudaGetLastError();
+    }
+    if (error == cudaSuccess) return;
+    const char* name = nullptr;
+    if (cudaFuncGetName(&name, reinterpret_cast<const void*>(kernel)) != cudaSuccess) name = "a kernel";
+    fail(EXIT_INTERNAL, "%s, (%u, %u, %u) blocks of (%u, %u, %u) threads, %lld bytes of shared memory: %s", name,
+         grid.x, grid.y, grid.z, block.x, block.y, block.z, static_cast<long long>(shared_bytes),
+         cudaGetErrorString(error));
+}
+}  // namespace simt
 
 constexpr float LOG2_E = 1.44269504f;
 

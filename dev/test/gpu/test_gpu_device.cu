@@ -5,6 +5,7 @@
 #ifdef SIMT_EMULATOR
 #include "internal.h"
 #endif
+#include "ops/ops.h"
 #include "support/cases_device.h"
 #include "train/plan.h"
 
@@ -162,6 +163,24 @@ TEST_CASE("a process uses the GPU whose index is its local rank, or the only one
     int device = -1;
     CHECK(cudaGetDevice(&device) == cudaSuccess);
     CHECK(device == 0);
+    simt::config = as_it_was;
+}
+
+// Its kernel has another number of registers for each width.
+TEST_CASE_TEMPLATE("a LayerNorm of each width fits each GPU", floatX, float, bf16) {
+    const simt::Config as_it_was = simt::config;
+    const int step = 32 * 16 / int(sizeof(floatX)), widest = 20 * step;
+    DeviceBuffer<floatX> row(4 * widest, "rows");
+    DeviceBuffer<float> statistics(3, "statistics");
+    for (const int capability : {80, 86, 89, 90, 100, 120}) {
+        CAPTURE(capability);
+        simt::config.compute_capability = capability;
+        for (int C = step; C <= widest; C += step)
+            for (float* amax : {static_cast<float*>(nullptr), statistics.data + 2})
+                gpu::layernorm_forward(row.data, statistics.data, statistics.data + 1, amax, row.data + widest,
+                                       row.data + 2 * widest, row.data + 3 * widest, 1, C, nullptr);
+    }
+    wait_for_device();
     simt::config = as_it_was;
 }
 

@@ -117,6 +117,20 @@ TEST_CASE("bug: accesses that are out of bounds or misaligned, and launches that
     expect_report("an empty grid or block, or beyond the limits of a GPU", past_global, 1025);
 }
 
+TEST_CASE("bug: a kernel without known registers, and a copy of pageable memory in a stream capture, are reported") {
+    expect_report("a kernel that dev/cuda_budget.txt does not have", [] {
+        simt::start(past_global, 1, 32, 0, simt::StreamAt(nullptr, {"llmc/cuda/new.cuh", 1}), nullptr);
+    });
+    static float host[16] = {};
+    expect_report("a copy of pageable memory during a capture", [] {
+        const Array<float> a(16);
+        cudaStream_t stream;
+        cudaStreamCreate(&stream);
+        cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed);
+        cudaMemcpyAsync(a.data, host, sizeof(host), cudaMemcpyHostToDevice, stream);
+    });
+}
+
 TEST_CASE("bug: device memory used after cudaFree, freed twice, used by the host, never freed or copied wrongly") {
     expect_report({nullptr, asan, nullptr, nullptr}, [] {
         float* p;
