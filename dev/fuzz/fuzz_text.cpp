@@ -1,5 +1,5 @@
-// sources: llmc/text/text_reader.cpp llmc/text/tokenizer.cpp llmc/text/unicode.cpp llmc/base/common.cpp
-// llmc/base/files.cpp llmc/base/json.cpp llmc/base/print.cpp
+// sources: llmc/text/text_reader.cpp llmc/text/text_stream.cpp llmc/text/tokenizer.cpp llmc/text/unicode.cpp
+// llmc/base/common.cpp llmc/base/files.cpp llmc/base/json.cpp llmc/base/print.cpp
 //
 // fuzz_text.cpp: reads any bytes as a text file or as JSONL; the first byte chooses the rules. The input must be
 // refused, or give documents. A file that is one document must give all of its bytes.
@@ -17,7 +17,8 @@ void fuzz(std::string_view input) {
     CorpusRules rules;
     rules.split = choice % 4 == 1 ? "blank-lines" : choice % 4 == 2 ? "end-of-text" : "none";
     rules.val_fraction = choice & 8 ? 0.25 : 0.0;
-    std::vector<TextFile> files = find_text_files({memory_file(text)});
+    std::vector<std::string> none;
+    std::vector<TextFile> files = find_text_files({memory_file(text)}, rules, none);
     require(files.size() == 1 && files[0].size == int64_t(text.size()));
     files[0].jsonl = choice % 4 == 3;
     CorpusReader reader(files, rules);

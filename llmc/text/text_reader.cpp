@@ -4,11 +4,15 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <limits>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <sys/stat.h>
 
 #include "base/common.h"
 #include "base/files.h"
 #include "base/json.h"
+#include "text/text_stream.h"
 #include "text/unicode.h"
 #include "text/tokenizer.h"
 
@@ -24,18 +28,18 @@ static bool has_extension(const std::string& path, std::initializer_list<const c
     return std::any_of(extensions.begin(), extensions.end(), [&](const char* e) { return path.ends_with(e); });
 }
 
-static bool is_jsonl(const std::string& path) { return has_extension(path, {".jsonl", ".ndjson"}); }
-
-static bool is_text_name(const std::string& path) {
-    return is_jsonl(path) || has_extension(path, {".txt", ".text", ".md", ".markdown", ".rst"});
+static bool is_jsonl(const std::string& path) {
+    return has_extension(without_packing(path), {".jsonl", ".ndjson", ".parquet"});
 }
 
-// Returns the offset of the first zero byte or invalid UTF-8 in the file's first MiB; -1 if there is none.
-static int64_t find_odd_byte(const InputFile& file) {
-    std::string text(size_t(std::min<int64_t>(file.size, 1 << 20)), '\0');
-    file.read_at(text.data(), 0, int64_t(text.size()));
+static bool is_text_name(const std::string& path) {
+    return is_jsonl(path) || has_extension(without_packing(path), {".txt", ".text", ".md", ".markdown", ".rst"});
+}
+
+// Returns the offset of the first zero byte or invalid UTF-8; -1 if there is none. A file may continue after `text`.
+static int64_t find_odd_byte(std::string_view text, bool continues) {
     const char *begin = text.data(), *end = begin + text.size();
-    const char* border = int64_t(text.size()) < file.size ? end - 3 : end;  // a character may continue after the MiB
+    const char* border = continues ? end - 3 : end;  // a character may continue, too
     for (const char* p = begin; p < border;) {
         const Char c = char_at(p, end);
         if (!c.valid || *p == 0) return p - begin;
@@ -44,59 +48,92 @@ static int64_t find_odd_byte(const InputFile& file) {
     return -1;
 }
 
-// Refuses formats that users often download, and names the command that converts them.
-static void check_content(const InputFile& file) {
+// Refuses formats that users often download, and says what makes them text.
+static void check_content(const std::string& path, std::string_view start) {
     struct Magic {
         std::string_view bytes;
         const char *what, *remedy;
     };
-    static constexpr Magic known[] = {{"\x1f\x8b", "compressed (gzip)", "unpack it with gunzip"},
-                                      {"\x28\xb5\x2f\xfd", "compressed (zstd)", "unpack it with unzstd"},
+    static constexpr Magic known[] = {{"\x1f\x8b", "compressed (gzip)", "let its name end in .gz"},
+                                      {"\x28\xb5\x2f\xfd", "compressed (zstd)", "let its name end in .zst"},
+                                      {"\3757zXZ", "compressed (xz)", "let its name end in .xz"},
+                                      {"PAR1", "a Parquet file", "let its name end in .parquet"},
                                       {"PK\x03\x04", "a zip archive", "unpack it with unzip"},
-                                      {"PAR1", "a Parquet file", "convert it to .jsonl"},
                                       {"%PDF-", "a PDF document", "convert it with pdftotext"},
                                       {"\xff\xfe", "UTF-16", "convert it with iconv -f UTF-16 -t UTF-8"},
                                       {"\xfe\xff", "UTF-16", "convert it with iconv -f UTF-16 -t UTF-8"},
                                       {"\x88\xd8\x34\x01", "a token shard", "it needs no tokenizing"}};
-    char start[8] = {};
-    file.read_at(start, 0, std::min<int64_t>(file.size, sizeof(start)));
     for (const Magic& m : known)
-        if (std::string_view(start, sizeof(start)).starts_with(m.bytes))
-            fail(EXIT_BAD_DATA, "%s: is %s, not text; %s", file.path.c_str(), m.what, m.remedy);
+        if (start.starts_with(m.bytes)) fail(EXIT_BAD_DATA, "%s: is %s, not text; %s", path.c_str(), m.what, m.remedy);
 }
 
-// Returns the text files of a folder.
-static std::vector<std::string> files_in(const std::string& folder) {
-    std::vector<std::string> paths;
-    std::error_code error;
-    for (fs::recursive_directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
-        const std::string name = entry->path().filename().string();
-        const bool hidden = name.starts_with(".");
-        if (hidden && entry->is_directory(error)) entry.disable_recursion_pending();
-        if (!hidden && entry->is_regular_file(error) && is_text_name(name) && name != "merges.txt")
-            paths.push_back(entry->path().string());
-        error.clear();  // a link that leads nowhere is skipped
+// Checks the begin of a file. Unpacks all of it only if its text is one document whose end is held out.
+static TextFile inspect(const std::string& path, const CorpusRules& rules) {
+    TextFile file{path, InputFile(path).size, is_jsonl(path)};
+    if (!is_packed(path)) file.text_bytes = file.size;
+    if (path.ends_with(".parquet")) return file;
+    TextStream stream(path, rules.text_key);
+    const std::string_view start = stream.peek((1 << 20) + 1);
+    check_content(path, start);
+    if (file.jsonl) return file;
+    file.odd_byte = find_odd_byte(start.substr(0, 1 << 20), start.size() > 1 << 20);
+    if (!is_packed(path) || rules.split != "none" || rules.val_fraction == 0.0) return file;
+    file.text_bytes = 0;
+    std::string piece(1 << 20, '\0');
+    for (int64_t got = 1; got > 0; file.text_bytes += got) got = stream.read(piece.data(), int64_t(piece.size()));
+    return file;
+}
+
+using FolderId = std::pair<dev_t, ino_t>;
+
+static FolderId id_of(const std::string& folder) {
+    struct stat status = {};
+    if (stat(folder.c_str(), &status) != 0) fail_errno(EXIT_NO_INPUT, folder, "open the folder");
+    return {status.st_dev, status.st_ino};
+}
+
+// The files in a folder. Each folder is read once: links to folders are followed after all folders are known, and only
+// to those that are new.
+struct FolderWalk {
+    std::vector<std::string> texts, others, links;
+    std::set<FolderId> seen;
+
+    void walk(const std::string& folder) {
+        if (!seen.insert(id_of(folder)).second) return;
+        for (const std::string& name : list_directory(folder)) {
+            const std::string path = fs::path(folder) / name;
+            std::error_code ignored;
+            if (name.starts_with(".") || name == "merges.txt") continue;
+            if (is_directory(path))
+                fs::is_symlink(path, ignored) ? links.push_back(path) : walk(path);
+            else
+                (is_text_name(name) && fs::is_regular_file(path, ignored) ? texts : others).push_back(path);
+        }
     }
-    if (error) fail(EXIT_NO_INPUT, "%s: cannot list the folder: %s", folder.c_str(), error.message().c_str());
-    std::sort(paths.begin(), paths.end());
-    if (paths.empty())
-        fail(
-            EXIT_NO_INPUT,
-            "%s: holds no text file (.txt .text .md .markdown .rst .jsonl .ndjson; links to folders are not followed); "
-            "name the files",
-            folder.c_str());
-    return paths;
+};
+
+// Returns the text files of a folder, and adds its other files to left_out.
+static std::vector<std::string> files_in(const std::string& folder, std::vector<std::string>& left_out) {
+    FolderWalk found;
+    found.walk(folder);
+    for (size_t i = 0; i < found.links.size(); i++) found.walk(std::string(found.links[i]));
+    std::sort(found.texts.begin(), found.texts.end());
+    if (found.texts.empty())
+        fail(EXIT_NO_INPUT,
+             "%s: holds no text file (.txt .text .md .markdown .rst .jsonl .ndjson, also with .gz .zst .xz, or "
+             ".parquet); name the files",
+             folder.c_str());
+    left_out.insert(left_out.end(), found.others.begin(), found.others.end());
+    return found.texts;
 }
 
-std::vector<TextFile> find_text_files(const std::vector<std::string>& inputs) {
+std::vector<TextFile> find_text_files(const std::vector<std::string>& inputs, const CorpusRules& rules,
+                                      std::vector<std::string>& left_out) {
     std::vector<TextFile> found;
     for (const std::string& input : inputs) {
         if (!path_exists(input)) fail(EXIT_NO_INPUT, "%s: there is no such file or folder", input.c_str());
-        for (const std::string& path : is_directory(input) ? files_in(input) : std::vector{input}) {
-            const InputFile file(path);
-            check_content(file);
-            found.push_back({path, file.size, is_jsonl(path), is_jsonl(path) ? -1 : find_odd_byte(file)});
-        }
+        for (const std::string& path : is_directory(input) ? files_in(input, left_out) : std::vector{input})
+            found.push_back(inspect(path, rules));
     }
     return found;
 }
@@ -111,15 +148,6 @@ static size_t part_start(std::string_view window) {
 }
 
 static int64_t held_out_from(int64_t size, double fraction) { return int64_t(double(size) * (1.0 - fraction)); }
-
-// The offset at which the held-out part of a file begins.
-static int64_t cut_of_file(const InputFile& file, double fraction) {
-    const int64_t wanted = held_out_from(file.size, fraction);
-    std::string window(size_t(std::min(CUT_WINDOW, file.size - wanted)), '\0');
-    file.read_at(window.data(), wanted, int64_t(window.size()));
-    const size_t start = part_start(window);
-    return start == std::string::npos ? file.size : wanted + int64_t(start);
-}
 
 // The position after the next blank line (\n\n or \n\r\n), or npos.
 static size_t section_end(std::string_view text, size_t from) {
@@ -169,33 +197,45 @@ static bool begin_document(CorpusReader& reader) {
     return fraction > 0.0 && number % std::max<int64_t>(2, std::llround(1.0 / fraction)) == 1;
 }
 
+// Where the file ends, or its held-out part may begin, moves `end` to there.
+static void settle_end(CorpusReader& reader) {
+    if (reader.input->peek(1).empty()) reader.end = reader.size = reader.begin;
+    if (reader.begin < reader.end || !reader.cut_follows) return;
+    reader.cut_follows = false;
+    const size_t start = part_start(reader.input->peek(CUT_WINDOW));
+    reader.end = start == std::string::npos ? reader.size : reader.end + int64_t(start);
+}
+
 static void open_file(CorpusReader& reader) {
-    reader.input = std::make_unique<InputFile>(reader.files[reader.file].path);
-    const InputFile& input = *reader.input;
-    char mark[3] = {};
-    input.read_at(mark, 0, std::min<int64_t>(input.size, 3));
-    reader.begin = memcmp(mark, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
-    reader.end = input.size;
+    const TextFile& file = reader.files[reader.file];
+    reader.input = std::make_unique<TextStream>(file.path, reader.rules.text_key);
+    char mark[3];
+    reader.begin = reader.input->peek(3) == "\xef\xbb\xbf" ? reader.input->read(mark, 3) : 0;
+    reader.size = reader.end = file.text_bytes;
     reader.lines = 0;
-    reader.many_documents = reader.files[reader.file].jsonl || reader.rules.split != "none";
-    reader.part_begun = reader.part_val = false;
+    reader.many_documents = file.jsonl || reader.rules.split != "none";
+    reader.part_begun = reader.part_val = reader.cut_follows = false;
+    settle_end(reader);
     if (reader.many_documents || reader.begin == reader.end) return;
     const bool chosen = begin_document(reader);
-    if (reader.rules.val_fraction > 0.0 && (reader.few_files || input.size >= LONG_DOCUMENT))
-        reader.end = std::max(reader.begin, cut_of_file(input, reader.rules.val_fraction));
-    else
+    if (reader.rules.val_fraction > 0.0 && (reader.few_files || reader.size >= LONG_DOCUMENT)) {
+        reader.end = std::max(reader.begin, held_out_from(reader.size, reader.rules.val_fraction));
+        reader.cut_follows = true;
+        settle_end(reader);
+    } else {
         reader.part_val = chosen;
+    }
 }
 
 // Moves to the held-out part of the file, or to the next file. Returns false at the end of the input.
 static bool next_part(CorpusReader& reader) {
-    if (reader.input && reader.end < reader.input->size) {
-        reader.end = reader.input->size;
+    if (reader.input && reader.end < reader.size) {
+        reader.end = reader.size;
         reader.part_begun = false;
         reader.part_val = true;
         return true;
     }
-    if (reader.input) reader.file++;
+    if (reader.input) reader.file_bytes += reader.files[reader.file++].size;
     reader.input.reset();
     if (reader.file == reader.files.size()) return false;
     open_file(reader);
@@ -227,6 +267,8 @@ static size_t list_documents(CorpusReader& reader, Chunk& chunk, bool at_end) {
     }
 }
 
+int64_t CorpusReader::file_bytes_read() const { return file_bytes + (input ? input->file_position() : 0); }
+
 bool CorpusReader::next(Chunk& chunk) {
     while (!input || begin == end)
         if (!next_part(*this)) return false;
@@ -239,9 +281,11 @@ bool CorpusReader::next(Chunk& chunk) {
         const size_t have = chunk.bytes.size();
         const int64_t more = std::min(end - begin, std::max<int64_t>(wanted - int64_t(have), 1));
         chunk.bytes.resize(have + size_t(more));
-        input->read_at(chunk.bytes.data() + have, begin, more);
-        begin += more;
-        bytes_read += more;
+        const int64_t got = input->read(chunk.bytes.data() + have, more);
+        chunk.bytes.resize(have + size_t(got));
+        begin += got;
+        bytes_read += got;
+        settle_end(*this);
         const size_t used = list_documents(*this, chunk, begin == end);
         // No complete document yet: a long line, a long section, or a long run without white space.
         if (used == 0 && begin < end) continue;

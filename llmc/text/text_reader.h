@@ -1,10 +1,11 @@
 // text_reader.h: reads text files as a stream of documents, in chunks that are small enough for memory and threads.
 //
 // Inputs are files and folders. A folder is searched recursively in the order of the names. Files in it that end in
-// .txt .text .md .markdown .rst .jsonl or .ndjson are read, apart from hidden ones and a tokenizer's merges.txt. A file
-// that is named directly is read, with any name. Links to folders are not followed. In .jsonl and .ndjson files each
-// line is a JSON object and a document; CorpusRules says how a text file is split into documents. Text is UTF-8. A byte
-// order mark at the start of a file is dropped; other invalid bytes are kept.
+// .txt .text .md .markdown .rst .jsonl or .ndjson, also with .gz .zst .xz after it, or in .parquet are read, apart from
+// hidden ones and a tokenizer's merges.txt. A file that is named directly is read, with any name. Links are followed,
+// but no folder is read twice. In .jsonl and .ndjson files each line is a JSON object and a document, in .parquet files
+// each row is a document; CorpusRules says how a text file is split into documents. Text is UTF-8. A byte order mark at
+// the start of a file is dropped; other invalid bytes are kept.
 //
 // About val_fraction of all text is held out for validation:
 //   * the end of every document of at least 64 KiB, from the start of a line on;
@@ -19,18 +20,15 @@
 #include <string_view>
 #include <vector>
 
-struct InputFile;
+struct TextStream;
 
 struct TextFile {
     std::string path;
     int64_t size;
-    bool jsonl;
+    bool jsonl;             // also .parquet, which is unpacked to JSON lines
     int64_t odd_byte = -1;  // offset of the first zero byte or invalid UTF-8 in the first MiB of a text file; -1: none
+    int64_t text_bytes = INT64_MAX;  // of a file that is unpacked: known where the end of its text is held out
 };
-
-// Refuses inputs that do not exist or cannot be read, folders without text files (EXIT_NO_INPUT), and files that are
-// compressed, UTF-16 or token shards (EXIT_BAD_DATA).
-std::vector<TextFile> find_text_files(const std::vector<std::string>& inputs);
 
 struct CorpusRules {
     // How a text file is split into documents. "none": the file is one document. "blank-lines": each section up to and
@@ -41,6 +39,11 @@ struct CorpusRules {
     bool skip_bad_lines = false;  // JSONL files only
     double val_fraction = 0.0;    // 0 to 0.5
 };
+
+// Refuses inputs that do not exist or cannot be read, folders without text files (EXIT_NO_INPUT), and files that are
+// damaged, UTF-16 or token shards (EXIT_BAD_DATA). Adds to left_out the files in folders that are no text.
+std::vector<TextFile> find_text_files(const std::vector<std::string>& inputs, const CorpusRules& rules,
+                                      std::vector<std::string>& left_out);
 
 // A document, or the part of it that is in a chunk.
 struct Document {
@@ -68,15 +71,19 @@ struct CorpusReader {
     // do not depend on the number of threads. Encoding the documents of all chunks gives the tokens of the uncut text.
     // Returns false at the end.
     bool next(Chunk& chunk);
+    int64_t file_bytes_read() const;  // bytes read of all files, packed as they are
 
     const std::vector<TextFile>& files;
     const CorpusRules rules;
     bool few_files;          // there are so few text files that the end of each is held out
-    int64_t bytes_read = 0;  // bytes read of all files
+    int64_t bytes_read = 0;  // bytes of text read of all files
     int64_t documents = 0;   // documents begun; held-out ends do not count
     size_t file = 0;         // index of the current file
-    std::unique_ptr<InputFile> input;
-    int64_t begin = 0, end = 0;   // range of the file still to read: first the training part, then the held-out part
+    int64_t file_bytes = 0;  // sum of the sizes of the files before it
+    std::unique_ptr<TextStream> input;
+    int64_t begin = 0, end = 0;   // range of the text still to read: first the training part, then the held-out part
+    int64_t size = 0;             // of the text; INT64_MAX until it is known
+    bool cut_follows = false;     // the held-out part begins with a line or a word at or after `end`
     int64_t lines = 0;            // lines of the file returned so far
     bool many_documents = false;  // the file is split into documents
     bool part_begun = false, part_val = false;  // for a file that is one document

@@ -137,7 +137,7 @@ static Tokenizer train_on(const TokenizeOptions& o, const std::vector<TextFile>&
         for_each_document(chunk, rules,
                           [&](std::string_view text, bool, bool) { counts[size_t(thread)].add_text(text); });
     };
-    batches.run(count, [&](int) { progress.bytes("counting words", batches.reader.bytes_read); });
+    batches.run(count, [&](int) { progress.bytes("counting words", batches.reader.file_bytes_read()); });
     for (int thread = 1; thread < threads; thread++) {
         counts[0].add(counts[size_t(thread)]);
         counts[size_t(thread)] = {};
@@ -196,7 +196,7 @@ static Totals encode_all(const TokenizeOptions& o, const std::vector<TextFile>& 
             write_encoded(results[size_t(slot)], o.val_tokens, train, val);
             added += results[size_t(slot)].added;
         }
-        progress.bytes("encoding", batches.reader.bytes_read,
+        progress.bytes("encoding", batches.reader.file_bytes_read(),
                        format(" | %s tokens", with_commas(train.tokens + val.tokens).c_str()));
     };
     batches.run(work, write);
@@ -251,6 +251,14 @@ static int64_t check_files(const std::vector<TextFile>& files) {
     return bytes;
 }
 
+// Names the first three.
+static void print_left_out(const std::vector<std::string>& files) {
+    if (files.empty()) return;
+    std::string text = "left out: " + counted(int64_t(files.size()), "file") + " of other kinds:";
+    for (size_t i = 0; i < files.size() && i < 3; i++) text += (i > 0 ? ", " : " ") + files[i];
+    print_message(text + (files.size() > 3 ? " ..." : ""));
+}
+
 static void print_summary(const TokenizeOptions& o, const Totals& totals, const ShardSet& train, const ShardSet& val,
                           double seconds) {
     if (o.quiet) return;
@@ -284,7 +292,9 @@ int tokenize(const TokenizeOptions& o) {
     const CorpusRules rules{o.split, o.text_key, o.skip_bad_lines, o.val_tokens > 0 ? 0.0 : o.val_fraction};
     const int threads = o.threads > 0 ? o.threads : omp_get_max_threads();
     check_threads(threads);
-    const std::vector<TextFile> files = find_text_files(o.inputs);
+    std::vector<std::string> left_out;
+    const std::vector<TextFile> files = find_text_files(o.inputs, rules, left_out);
+    if (!o.quiet) print_left_out(left_out);
     const int64_t bytes = check_files(files);
     make_directories(o.output);
     const FileLock lock(o.output + "/run.lock");

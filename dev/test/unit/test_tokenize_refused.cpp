@@ -57,7 +57,7 @@ TEST_CASE("inputs that are empty or not text are refused, and JSONL that is brok
     } cases[] = {
         {"a.py", "x", "in: holds no text file (.txt "},
         {"a.txt", "%PDF-1.7\n%xxxx", "is a PDF document, not text; convert it with pdftotext"},
-        {"a.txt", "\x1f\x8b\x08xxxx", "is compressed (gzip), not text; unpack it with gunzip"},
+        {"a.txt", "\x1f\x8b\x08xxxx", "is compressed (gzip), not text; let its name end in .gz"},
         {"a.txt", "\xff\xfe.", "is UTF-16, not text; convert it with iconv"},
         {"a.jsonl", "PAR1xxxx", "is a Parquet file"},
         {"a.txt", "", "a.txt: is empty"},
