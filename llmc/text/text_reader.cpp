@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sys/stat.h>
@@ -18,7 +17,7 @@
 
 namespace fs = std::filesystem;
 
-static constexpr int64_t CHUNK_BYTES = 2 << 20;
+static constexpr int64_t CHUNK_BYTES = 512 << 10;
 static constexpr int64_t LONG_DOCUMENT = 64 << 10;  // bytes; the end of longer documents is held out
 static constexpr int64_t CUT_WINDOW = 64 << 10;     // bytes in which the start of a line is searched
 
@@ -67,39 +66,26 @@ static void check_content(const std::string& path, std::string_view start) {
         if (start.starts_with(m.bytes)) fail(EXIT_BAD_DATA, "%s: is %s, not text; %s", path.c_str(), m.what, m.remedy);
 }
 
-// Checks the begin of a file. Unpacks all of it only if its text is one document whose end is held out.
-static TextFile inspect(const std::string& path, const CorpusRules& rules) {
+static TextFile inspect(const std::string& path) {
     TextFile file{path, InputFile(path).size, is_jsonl(path)};
     if (!is_packed(path)) file.text_bytes = file.size;
     if (path.ends_with(".parquet")) return file;
-    TextStream stream(path, rules.text_key);
+    TextStream stream(path, "");
     const std::string_view start = stream.peek((1 << 20) + 1);
     check_content(path, start);
-    if (file.jsonl) return file;
-    file.odd_byte = find_odd_byte(start.substr(0, 1 << 20), start.size() > 1 << 20);
-    if (!is_packed(path) || rules.split != "none" || rules.val_fraction == 0.0) return file;
-    file.text_bytes = 0;
-    std::string piece(1 << 20, '\0');
-    for (int64_t got = 1; got > 0; file.text_bytes += got) got = stream.read(piece.data(), int64_t(piece.size()));
+    if (!file.jsonl) file.odd_byte = find_odd_byte(start.substr(0, 1 << 20), start.size() > 1 << 20);
     return file;
 }
 
-using FolderId = std::pair<dev_t, ino_t>;
-
-static FolderId id_of(const std::string& folder) {
-    struct stat status = {};
-    if (stat(folder.c_str(), &status) != 0) fail_errno(EXIT_NO_INPUT, folder, "open the folder");
-    return {status.st_dev, status.st_ino};
-}
-
-// The files in a folder. Each folder is read once: links to folders are followed after all folders are known, and only
-// to those that are new.
+// The files in a folder. Links to folders are followed after all of its own folders, and only to folders that are new.
 struct FolderWalk {
     std::vector<std::string> texts, others, links;
-    std::set<FolderId> seen;
+    std::set<std::pair<dev_t, ino_t>> seen;
 
     void walk(const std::string& folder) {
-        if (!seen.insert(id_of(folder)).second) return;
+        struct stat status = {};
+        if (stat(folder.c_str(), &status) != 0) fail_errno(EXIT_NO_INPUT, folder, "open the folder");
+        if (!seen.insert({status.st_dev, status.st_ino}).second) return;
         for (const std::string& name : list_directory(folder)) {
             const std::string path = fs::path(folder) / name;
             std::error_code ignored;
@@ -127,15 +113,25 @@ static std::vector<std::string> files_in(const std::string& folder, std::vector<
     return found.texts;
 }
 
-std::vector<TextFile> find_text_files(const std::vector<std::string>& inputs, const CorpusRules& rules,
-                                      std::vector<std::string>& left_out) {
+std::vector<TextFile> find_text_files(const std::vector<std::string>& inputs, std::vector<std::string>& left_out) {
     std::vector<TextFile> found;
     for (const std::string& input : inputs) {
         if (!path_exists(input)) fail(EXIT_NO_INPUT, "%s: there is no such file or folder", input.c_str());
         for (const std::string& path : is_directory(input) ? files_in(input, left_out) : std::vector{input})
-            found.push_back(inspect(path, rules));
+            found.push_back(inspect(path));
     }
     return found;
+}
+
+void measure_text(TextFile& file, const CorpusRules& rules, const std::function<void(int64_t)>& progress) {
+    if (!is_packed(file.path) || file.jsonl || rules.split != "none" || rules.val_fraction == 0.0) return;
+    TextStream stream(file.path, "");
+    std::string piece(1 << 20, '\0');
+    file.text_bytes = 0;
+    for (int64_t got = 1; got > 0; file.text_bytes += got) {
+        got = stream.read(piece.data(), int64_t(piece.size()));
+        progress(stream.file_position());
+    }
 }
 
 // ---- cutting

@@ -27,7 +27,7 @@ struct TextFile {
     int64_t size;
     bool jsonl;             // also .parquet, which is unpacked to JSON lines
     int64_t odd_byte = -1;  // offset of the first zero byte or invalid UTF-8 in the first MiB of a text file; -1: none
-    int64_t text_bytes = INT64_MAX;  // of a file that is unpacked: known where the end of its text is held out
+    int64_t text_bytes = INT64_MAX;  // more than the size of a file that is unpacked; INT64_MAX: not yet known
 };
 
 struct CorpusRules {
@@ -42,8 +42,10 @@ struct CorpusRules {
 
 // Refuses inputs that do not exist or cannot be read, folders without text files (EXIT_NO_INPUT), and files that are
 // damaged, UTF-16 or token shards (EXIT_BAD_DATA). Adds to left_out the files in folders that are no text.
-std::vector<TextFile> find_text_files(const std::vector<std::string>& inputs, const CorpusRules& rules,
-                                      std::vector<std::string>& left_out);
+std::vector<TextFile> find_text_files(const std::vector<std::string>& inputs, std::vector<std::string>& left_out);
+// Sets text_bytes, if it is unknown and the end of the text is held out: unpacks the file once more.
+// progress(bytes of the file that were read) is called for each piece.
+void measure_text(TextFile& file, const CorpusRules& rules, const std::function<void(int64_t)>& progress);
 
 // A document, or the part of it that is in a chunk.
 struct Document {
@@ -67,9 +69,9 @@ struct CorpusReader {
     CorpusReader(const CorpusReader&) = delete;
     ~CorpusReader();
 
-    // Reads the next chunk: 2 MiB, or more where a JSON line, a section or a run without white space is longer. Chunks
-    // do not depend on the number of threads. Encoding the documents of all chunks gives the tokens of the uncut text.
-    // Returns false at the end.
+    // Reads the next chunk: 512 KiB, or more where a JSON line, a section or a run without white space is longer.
+    // Chunks do not depend on the number of threads. Encoding the documents of all chunks gives the tokens of the uncut
+    // text. Returns false at the end.
     bool next(Chunk& chunk);
     int64_t file_bytes_read() const;  // bytes read of all files, packed as they are
 

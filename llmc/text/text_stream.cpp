@@ -1,7 +1,6 @@
 #include "text/text_stream.h"
 
 #include <fcntl.h>
-#include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -13,20 +12,20 @@
 #include <utility>
 
 namespace fs = std::filesystem;
-extern char** environ;
 
-static constexpr int64_t PEEKED = 64 << 10;  // bytes that peek reads at least
+static constexpr int64_t PEEKED = 64 << 10;    // bytes that peek reads at least
+static constexpr int CANNOT_BE_STARTED = 127;  // exit code
 
 struct Unpacker {
-    const char* suffix;
-    std::vector<std::string> command;
+    std::string suffix;
+    std::vector<const char*> command;
     const char* package;  // has the program
 };
 
 static const Unpacker* unpacker_of(const std::string& path) {
     static const Unpacker unpackers[] = {
         {".gz", {"gzip", "-dc"}, "gzip"},
-        {".zst", {"zstd", "-dc", "--long=31"}, "zstd"},  // also files of --long, whose window takes up to 2 GiB
+        {".zst", {"zstd", "-dc", "--long=31"}, "zstd"},  // also what was packed with --long, in windows up to 2 GiB
         {".xz", {"xz", "-dc"}, "xz-utils"},
         {".parquet", {"python3"}, "python3"}};
     for (const Unpacker& unpacker : unpackers)
@@ -37,12 +36,11 @@ static const Unpacker* unpacker_of(const std::string& path) {
 bool is_packed(const std::string& path) { return unpacker_of(path) != nullptr; }
 
 std::string without_packing(const std::string& path) {
-    const Unpacker* unpacker = unpacker_of(path);
-    if (!unpacker || path.ends_with(".parquet")) return path;
-    return path.substr(0, path.size() - strlen(unpacker->suffix));
+    if (!is_packed(path) || path.ends_with(".parquet")) return path;
+    return path.substr(0, path.size() - unpacker_of(path)->suffix.size());
 }
 
-// The script is in the tree of the sources, which also has the program, or where `make install` puts it.
+// The script is in the tree of the sources, where the program is too, or where `make install` puts it.
 static std::string parquet_script() {
     std::error_code ignored;
     const fs::path folder = fs::read_symlink("/proc/self/exe", ignored).parent_path();
@@ -51,90 +49,72 @@ static std::string parquet_script() {
     fail(EXIT_NO_INPUT, "scripts/parquet_text.py, which reads .parquet files, is neither in the sources nor installed");
 }
 
-// ---- the program
-
-TextStream::TextStream(const std::string& path, const std::string& text_key) : file(path) {
-    const Unpacker* unpacker = unpacker_of(path);
-    if (!unpacker) return;
-    std::vector<std::string> command = unpacker->command;
-    if (path.ends_with(".parquet")) command.insert(command.end(), {parquet_script(), text_key});
-    start(command, unpacker->package);
+TextStream::TextStream(const std::string& path, const std::string& text_key) : file(path), unpacker(unpacker_of(path)) {
+    if (unpacker) start(text_key);
 }
 
-void TextStream::start(const std::vector<std::string>& command, const char* package) {
+void TextStream::start(const std::string& text_key) {
+    const std::string script = unpacker->suffix == ".parquet" ? parquet_script() : "";
+    std::vector<const char*> words = unpacker->command;
+    if (!script.empty()) words.insert(words.end(), {script.c_str(), text_key.c_str()});
+    words.push_back(nullptr);
     int ends[2];
     if (pipe(ends) != 0) fail_errno(EXIT_IO, file.path, "open a pipe to unpack it");
     for (int end : ends) fcntl(end, F_SETFD, FD_CLOEXEC);
-    pipe_end = ends[0];
-    errors.reset(tmpfile());
-    std::vector<char*> words;
-    for (const std::string& word : command) words.push_back(const_cast<char*>(word.c_str()));
-    words.push_back(nullptr);
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_adddup2(&actions, file.fd, 0);
-    posix_spawn_file_actions_adddup2(&actions, ends[1], 1);
-    if (errors) posix_spawn_file_actions_adddup2(&actions, fileno(errors.get()), 2);
-    // This process ignores SIGPIPE. The program must not, so that it ends when nobody reads its output any more.
-    posix_spawnattr_t attributes;
-    sigset_t signals;
-    sigemptyset(&signals);
-    sigaddset(&signals, SIGPIPE);
-    posix_spawnattr_init(&attributes);
-    posix_spawnattr_setsigdefault(&attributes, &signals);
-    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF);
-    const int error = posix_spawnp(&program, words[0], &actions, &attributes, words.data(), environ);
-    posix_spawnattr_destroy(&attributes);
-    posix_spawn_file_actions_destroy(&actions);
+    program = fork();
+    if (program == 0) {
+        dup2(file.fd, 0), dup2(ends[1], 1);
+        if (errors) dup2(fileno(errors.get()), 2);
+        signal(SIGPIPE, SIG_DFL);  // ignored here; so the program ends when nobody reads its output any more
+        execvp(words[0], const_cast<char**>(words.data()));
+        _exit(CANNOT_BE_STARTED);
+    }
     close(ends[1]);
-    if (error == 0) return;
-    close(pipe_end);
-    fail(EXIT_NO_INPUT, "%s: %s, which unpacks it, cannot be started: %s; apt-get install %s", file.path.c_str(),
-         words[0], strerror(error), package);
+    output = ends[0];
+    if (program < 0) fail_errno(EXIT_IO, file.path, "start a process to unpack it");
+}
+
+static void wait_for(pid_t program, int& status) {
+    while (waitpid(program, &status, 0) < 0 && errno == EINTR) {
+    }
 }
 
 TextStream::~TextStream() {
-    if (program > 0) kill(program, SIGKILL);
-    wait_for_program();
-}
-
-void TextStream::wait_for_program() {
-    if (pipe_end >= 0) close(std::exchange(pipe_end, -1));
+    if (output >= 0) close(output);
     if (program < 0) return;
-    while (waitpid(program, &status, 0) < 0 && errno == EINTR) {
-    }
-    program = -1;
+    kill(program, SIGKILL);
+    wait_for(program, status);
 }
 
-void TextStream::check_program() {
-    wait_for_program();
+// Waits for the program, whose output has ended, and checks its exit code.
+void TextStream::finish() {
+    close(std::exchange(output, -1));
+    wait_for(std::exchange(program, -1), status);
     if (status == 0) return;
-    std::string reason =
-        WIFSIGNALED(status) ? format("signal %d", WTERMSIG(status)) : format("exit code %d", WEXITSTATUS(status));
+    const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    if (code == CANNOT_BE_STARTED)
+        fail(EXIT_NO_INPUT, "%s: %s, which unpacks it, cannot be started: apt-get install %s", file.path.c_str(),
+             unpacker->command[0], unpacker->package);
+    std::string reason = format("exit code %d", code);
     if (errors) rewind(errors.get());
     for (char line[512]; errors && fgets(line, sizeof(line), errors.get());)
         if (line[0] != '\n') reason = std::string(line, strcspn(line, "\n"));
-    const bool missing = WIFEXITED(status) && WEXITSTATUS(status) == EXIT_NO_INPUT;  // as parquet_text.py says
-    fail(missing ? EXIT_NO_INPUT : EXIT_BAD_DATA, "%s: %s cannot read all of it: %s", file.path.c_str(),
-         unpacker_of(file.path)->command[0].c_str(), reason.c_str());
+    fail(code == EXIT_NO_INPUT ? EXIT_NO_INPUT : EXIT_BAD_DATA, "%s: %s cannot read all of it: %s", file.path.c_str(),
+         unpacker->command[0], reason.c_str());
 }
-
-// ---- reading
 
 // Reads some of the next bytes; 0: the end.
 int64_t TextStream::fetch(char* out, int64_t bytes) {
-    if (!is_packed(file.path)) {
+    if (!unpacker) {
         bytes = std::min(bytes, file.size - position);
         file.read_at(out, position, bytes);
         position += bytes;
         return bytes;
     }
-    if (pipe_end < 0) return 0;
-    ssize_t got;
-    do got = ::read(pipe_end, out, size_t(bytes));
-    while (got < 0 && errno == EINTR);
-    if (got < 0) fail_errno(EXIT_IO, file.path, "read from the program that unpacks it");
-    if (got == 0) check_program();
+    ssize_t got = 0;
+    while (output >= 0 && (got = ::read(output, out, size_t(bytes))) < 0)
+        if (errno != EINTR) fail_errno(EXIT_IO, file.path, "read what is unpacked");
+    if (output >= 0 && got == 0) finish();
     return got;
 }
 
@@ -147,14 +127,14 @@ int64_t TextStream::read(char* out, int64_t bytes) {
 }
 
 std::string_view TextStream::peek(int64_t bytes) {
+    const int64_t more = std::max(bytes, PEEKED);
     for (int64_t got = 1; got > 0 && int64_t(ahead.size()) < bytes;) {
-        const size_t have = ahead.size();
-        ahead.resize(have + size_t(std::max(bytes, PEEKED)));
-        got = fetch(ahead.data() + have, std::max(bytes, PEEKED));
-        ahead.resize(have + size_t(got));
+        ahead.resize(ahead.size() + size_t(more));
+        got = fetch(ahead.data() + ahead.size() - more, more);
+        ahead.resize(ahead.size() - size_t(more - got));
     }
     return std::string_view(ahead).substr(0, size_t(bytes));
 }
 
-// The program shares the position in the file, because its standard input is the same open file.
-int64_t TextStream::file_position() const { return is_packed(file.path) ? lseek(file.fd, 0, SEEK_CUR) : position; }
+// The program shares the position in the file: its standard input is the same open file.
+int64_t TextStream::file_position() const { return unpacker ? lseek(file.fd, 0, SEEK_CUR) : position; }

@@ -293,9 +293,14 @@ int tokenize(const TokenizeOptions& o) {
     const int threads = o.threads > 0 ? o.threads : omp_get_max_threads();
     check_threads(threads);
     std::vector<std::string> left_out;
-    const std::vector<TextFile> files = find_text_files(o.inputs, rules, left_out);
+    std::vector<TextFile> files = find_text_files(o.inputs, left_out);
     if (!o.quiet) print_left_out(left_out);
-    const int64_t bytes = check_files(files);
+    Progress progress{o.quiet, check_files(files)};
+    int64_t before = 0;
+    for (TextFile& file : files) {
+        measure_text(file, rules, [&](int64_t read) { progress.bytes("unpacking", before + read); });
+        before += file.size;
+    }
     make_directories(o.output);
     const FileLock lock(o.output + "/run.lock");
     // Training would read old shards together with the new ones, although another tokenizer may have made them.
@@ -305,7 +310,7 @@ int tokenize(const TokenizeOptions& o) {
              "%s: already has token shards (%s); delete them with --replace, or choose another --output",
              o.output.c_str(), old_shards[0].c_str());
     remove_shards(o.output, find_shards(o.output, ".bin.tmp"));  // left behind by a call that was killed
-    Progress progress{o.quiet, bytes};
+    progress.start = seconds_now();
     const Tokenizer tokenizer =
         o.train_bpe > 0 ? train_on(o, files, rules, threads, progress) : load_tokenizer(o.tokenizer);
     if (o.special_tokens) check_added(tokenizer);

@@ -73,11 +73,11 @@ TEST_CASE("the first byte that is not UTF-8 text is found in the first MiB") {
     for (const auto& [bytes, odd_byte] : cases) {
         run.file("a.txt", bytes);
         Texts left_out;
-        CHECK(find_text_files({run.folder / "in/a.txt"}, {}, left_out)[0].odd_byte == odd_byte);
+        CHECK(find_text_files({run.folder / "in/a.txt"}, left_out)[0].odd_byte == odd_byte);
     }
 }
 
-// Chunks have 2 MiB, so that their borders are inside of the documents, and a batch has four chunks per thread.
+// Chunks have 512 KiB, so that their borders are inside of the documents, and a batch has four chunks per thread.
 TEST_CASE("neither tokens nor a vocabulary that is trained depend on chunks or on the number of threads") {
     const Texts texts = {prose(5 << 19), std::string(5 << 19, 'x'), "short", std::string(5 << 19, 'y')};
     TokenizeRun run(Files{{"a.txt", texts[0]}, {"b.jsonl", jsonl(texts[1]) + jsonl(texts[2])}, {"c.txt", texts[3]}});
