@@ -120,11 +120,37 @@ fetch_from_hub() {
     fetch "$base/resolve/main/$name" "$file" "$size" "$sum"
 }
 
+# shard_count DEFAULT MOST: sets `shards` to the first operand, the number of training shards to download.
+shard_count() {
+    shards=${operands[0]:-$1}
+    if ! [[ $shards =~ ^[0-9]{1,4}$ ]] || [ "$shards" -lt 1 ] || [ "$shards" -gt "$2" ]; then
+        bad_usage "$shards: the number of training shards is 1 to $2"
+    fi
+}
+
+# fetch_all DATASET DIR NAME...: downloads files of a data set on huggingface.co into DIR.
+fetch_all() {
+    local dataset=$1 dir=$2 name done=0
+    shift 2
+    for name in "$@"; do
+        done=$((done + 1))
+        if [ -f "$dir/$name" ]; then continue; fi
+        say "file $done of $#: $name"
+        fetch_from_hub "$dataset" "$name" "$dir/$name"
+    done
+}
+
 # GPT-2's own vocabulary, into DIR.
 fetch_gpt2_tokenizer() {
     local hub=${HF_ENDPOINT:-https://huggingface.co}/openai-community/gpt2/resolve/main
     fetch "$hub/vocab.json" "$1/vocab.json" 1042301 196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783
     fetch "$hub/merges.txt" "$1/merges.txt" 456318 1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5
+}
+
+# files_in FILE|DIR... -printf FORMAT: prints this for each file, as find does. Links may go round in a circle.
+files_in() {
+    local last=$(($# - 1))
+    find -L "${@:1:last-1}" -type f "${@:last}" 2>/dev/null || true
 }
 
 # suitable_vocab BYTES: prints a vocabulary size for a text of so many bytes; in a larger vocabulary most
@@ -173,7 +199,7 @@ tokenize() {
         die "$out has shards of another text; give another --out, or remove that folder"
     fi
     stamp=$(printf '%s\n' "$@"; for input in "$@"; do
-        if [ -e "$input" ]; then find -L "$input" -type f -printf '%p %s %T@\n' | sort; fi
+        if [ -e "$input" ]; then files_in "$input" -printf '%p %s %T@\n' | sort; fi
     done)
     if [ -f "$out/made_of" ] && [ "$stamp" = "$(cat "$out/made_of")" ] && has_shards "$out"; then
         say "the shards in $out already exist"

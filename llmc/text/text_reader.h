@@ -27,7 +27,7 @@ struct TextFile {
     int64_t size;
     bool jsonl;             // also .parquet, which is unpacked to JSON lines
     int64_t odd_byte = -1;  // offset of the first zero byte or invalid UTF-8 in the first MiB of a text file; -1: none
-    int64_t text_bytes = INT64_MAX;  // more than the size of a file that is unpacked; INT64_MAX: not yet known
+    int64_t text_bytes = INT64_MAX;  // of its text, unpacked; INT64_MAX: unknown
 };
 
 struct CorpusRules {

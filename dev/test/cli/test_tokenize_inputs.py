@@ -1,0 +1,181 @@
+"""test_tokenize_inputs.py: texts as people have them: packed, as Parquet, in folders with links. The unpacked text
+decides the shards; a file that cannot be read whole ends `tokenize`."""
+
+import json
+import os
+import random
+import shutil
+import subprocess
+
+import pytest
+from harness import PROGRAM, ROOT, execute, make_script, make_text, refused, run
+
+PACK = {"gz": "gzip -k", "zst": "zstd -qk", "xz": "xz -k0"}
+PARQUET = ("import json, pyarrow, sys; from pyarrow import parquet; texts = json.load(open(sys.argv[1])); "
+           "parquet.write_table(pyarrow.table({'n': range(len(texts)), sys.argv[3]: texts}), sys.argv[2], "
+           "row_group_size=5)")
+
+
+def pack(path, kind):
+    """Packs a file; returns the packed one beside it."""
+    if not shutil.which(PACK[kind].split()[0]):
+        pytest.skip(f"there is no {PACK[kind].split()[0]}")
+    run(PACK[kind], path)
+    return path.with_name(f"{path.name}.{kind}")
+
+
+def parquet(path, texts, key="text"):
+    """Writes a text in each row."""
+    if execute("python3 -c 'import pyarrow'").code:
+        pytest.skip("python3 has no pyarrow (pip install pyarrow)")
+    path.with_suffix(".json").write_text(json.dumps(texts))
+    run(["python3", "-c", PARQUET], path.with_suffix(".json"), path, key)
+    return path
+
+
+def tokenize(out, *parts, by=run, **keywords):
+    return by(PROGRAM, "tokenize", *parts, "--output", out, "--quiet", **keywords)
+
+
+def shards(out, *parts):
+    """Tokenizes; returns {name: bytes} of shards and tokenizer."""
+    tokenize(out, *parts)
+    return {path.name: path.read_bytes() for path in out.iterdir()}
+
+
+def texts():
+    """60 documents of 100 bytes to 300 kB; the ends of the long ones are held out."""
+    choose, text = random.Random(1), "é 😀 \\ \" " + make_text(200000)
+    lengths = [100, 1000, 30000, 300000]
+    return [text[choose.randrange(100000):][:choose.choice(lengths)].strip() + "." for _ in range(60)]
+
+
+@pytest.mark.parametrize("kind", [*PACK, "parquet"])
+@pytest.mark.parametrize("many", [True, False], ids=["many documents", "one document"])
+def test_a_text_gives_the_same_shards_and_vocabulary_however_it_is_packed(many, kind, tmp_path):
+    documents = texts() if many else [make_text(60000)]
+    plain = tmp_path / "a.txt"
+    plain.write_text("\n<|endoftext|>".join(documents))
+    options = f"--train-bpe 290 --val-fraction 0.1 --split {'end-of-text' if many else 'none'}"
+    want = shards(tmp_path / "plain", plain, options)
+    packed = parquet(tmp_path / "a.parquet", documents) if kind == "parquet" else pack(plain, kind)
+    assert len(want["val_000000.bin"]) > 5000 and shards(tmp_path / "packed", packed, options) == want
+
+
+def test_json_lines_are_read_packed_too_and_a_column_of_parquet_has_any_name(tmp_path, data):
+    plain = tmp_path / "a.jsonl"
+    plain.write_text("".join(json.dumps({"body": text}) + "\n" for text in texts()))
+    options = ["--text-key", "body", "--tokenizer", data]
+    want = shards(tmp_path / "plain", plain, options)
+    assert shards(tmp_path / "gz", pack(plain, "gz"), options) == want
+    assert shards(tmp_path / "parquet", parquet(tmp_path / "a.parquet", texts(), "body"), options) == want
+
+
+@pytest.mark.parametrize("options", ["--val-fraction 0", "--val-fraction 0.1", "--split blank-lines"])
+@pytest.mark.parametrize("kind, message", [
+    ("gz", "gzip cannot read all of it: gzip: stdin: unexpected end of file"), ("zst", "zstd cannot read all of it: "),
+    ("xz", "xz cannot read all of it: xz: (stdin): Unexpected end of input")])
+def test_a_file_that_is_cut_off_ends_tokenize_and_leaves_no_shard(kind, message, options, tmp_path, data):
+    (tmp_path / "a.txt").write_text("".join(f"{random.Random(i).random()}\n" for i in range(70000)))
+    packed = pack(tmp_path / "a.txt", kind)
+    os.truncate(packed, packed.stat().st_size - 1000)
+    tokenize(tmp_path / "out", packed, options, "--tokenizer", data, by=lambda *command: refused(
+        65, f"a.txt.{kind}: {message}", *command))
+    assert not list((tmp_path / "out").glob("*.bin*"))
+
+
+def test_what_is_missing_or_wrong_is_named(tmp_path, data):
+    def fails(code, text, name, **env):
+        tokenize(tmp_path / "out", tmp_path / name, "--tokenizer", data, by=lambda *command: refused(
+            code, text, *command, env=env))
+
+    (tmp_path / "no").mkdir()
+    for name, program, package in (("a.gz", "gzip", "gzip"), ("a.zst", "zstd", "zstd"), ("a.xz", "xz", "xz-utils")):
+        (tmp_path / name).write_text("not packed")
+        fails(66, f"{name}: {program}, which unpacks it, cannot be started: apt-get install {package}", name,
+              PATH=tmp_path / "no")
+        fails(65, f"{name}: {program} cannot read all of it: {program}: ", name)
+    (tmp_path / "a.parquet").write_text("PAR1")
+    (tmp_path / "no/pyarrow.py").write_text("raise ImportError('none here')")
+    fails(66, "a.parquet: python3 cannot read all of it: pyarrow is needed for .parquet files: pip install pyarrow "
+          "(none here)", "a.parquet", PYTHONPATH=tmp_path / "no")
+    (tmp_path / "a.txt").write_bytes((tmp_path / "a.parquet").read_bytes())
+    fails(65, "a.txt: is a Parquet file, not text; let its name end in .parquet", "a.txt")
+    parquet(tmp_path / "b.parquet", ["one", None, "three"])
+    fails(65, "b.parquet:2: has no text under the key \"text\" (--text-key): its type is null", "b.parquet")
+    parquet(tmp_path / "c.parquet", ["one"], "body")
+    fails(65, "c.parquet: python3 cannot read all of it: there is no column \"text\" (--text-key); columns: n, body",
+          "c.parquet")
+    os.truncate(tmp_path / "c.parquet", 300)
+    fails(65, "c.parquet: python3 cannot read all of it: Parquet magic bytes not found", "c.parquet")
+
+
+def test_the_program_that_unpacks_ends_when_tokenize_ends_early(tmp_path, data):
+    make_script(tmp_path / "gzip", f"echo $$ >'{tmp_path}/pid'; while echo 'not JSON'; do :; done; touch '{tmp_path}/on'")
+    (tmp_path / "a.jsonl.gz").write_text("packed")
+    tokenize(tmp_path / "out", tmp_path / "a.jsonl.gz", "--tokenizer", data, by=lambda *command: refused(
+        65, "a.jsonl.gz:1: is not valid JSON", *command, env={"PATH": f"{tmp_path}:{os.environ['PATH']}"}))
+    assert not os.path.exists(f"/proc/{(tmp_path / 'pid').read_text().strip()}") and not (tmp_path / "on").exists()
+
+
+def test_many_packed_files_need_few_descriptors(tmp_path, data):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "0.txt").write_text("the king\n")
+    pack(folder / "0.txt", "gz")
+    for i in range(1, 60):
+        shutil.copy(folder / "0.txt.gz", folder / f"{i}.txt.gz")
+    command = [PROGRAM, "tokenize", folder, "--output", tmp_path / "out", "--val-fraction", 0, "--tokenizer", data]
+    assert "61 documents" in run(["bash", "-c", 'ulimit -n 20; exec "$@"', "-"], command).out
+
+
+def test_a_large_packed_text_takes_little_memory_and_its_progress_is_that_of_the_file(tmp_path, data, start):
+    """A text of 200 MB; its shards do not count, because they are written as they are made."""
+    if not shutil.which("zstd"):
+        pytest.skip("there is no zstd")
+    with open(tmp_path / "a.txt.zst", "wb") as out:
+        pipe = subprocess.Popen(["zstd", "-q"], stdin=subprocess.PIPE, stdout=out)
+        text = make_text(200000).encode()
+        for _ in range(200_000_000 // len(text)):
+            pipe.stdin.write(text)
+        pipe.stdin.close()
+        assert pipe.wait() == 0
+    process = start(PROGRAM, "tokenize", tmp_path / "a.txt.zst", "--output", tmp_path / "out", "--tokenizer", data,
+                    env={"OMP_NUM_THREADS": 4})
+    _, status, usage = os.wait4(process.pid, 0)
+    assert status == 0 and usage.ru_maxrss < 150 * 1024, (process.output, usage.ru_maxrss)
+    megabytes = f" of {(tmp_path / 'a.txt.zst').stat().st_size / 1e6:.1f} MB | "
+    lines = [line for line in process.output.splitlines() if line.startswith(("unpacking | ", "encoding | "))]
+    assert lines and all(megabytes in line for line in lines)
+
+
+def test_links_are_followed_to_each_folder_once_and_other_files_are_named(tmp_path, data):
+    folder, beside = tmp_path / "in", tmp_path / "beside"
+    for path in (folder / "b", beside / "deep", folder / ".hidden"):
+        path.mkdir(parents=True)
+    for name, text in (("in/a.txt", "one "), ("in/b/c.md", "two "), ("beside/d.txt", "three "),
+                       ("beside/deep/e.txt", "four "), ("in/.hidden/f.txt", "no "), ("in/x.bin", ""), ("in/y.pdf", ""),
+                       ("in/b/z.png", "")):
+        (tmp_path / name).write_text(text)
+    for name, target in (("in/0", "b"), ("in/up", ".."), ("in/b/loop", "../b"), ("in/v", "../beside"),
+                         ("in/w", "../beside"), ("beside/deep/back", "../../in"), ("in/none.txt", "nowhere")):
+        (tmp_path / name).symlink_to(target)
+    options = ["--val-fraction", "0", "--tokenizer", data]
+    said = run(PROGRAM, "tokenize", folder, "--output", tmp_path / "out", options)
+    assert "\n4 documents, " in said.out
+    assert said.err == (f"left out: 4 files of other kinds: {folder}/b/z.png, {folder}/none.txt, {folder}/x.bin "
+                        "...\n")
+    named = [folder / "a.txt", folder / "b/c.md", beside / "d.txt", beside / "deep/e.txt"]
+    assert (shards(tmp_path / "named", named, options)["train_000001.bin"] ==
+            (tmp_path / "out/train_000001.bin").read_bytes())
+
+
+def test_an_installed_program_finds_the_reader_of_parquet(tmp_path, data):
+    path = parquet(tmp_path / "a.parquet", ["one", "two"])
+    (tmp_path / "bin").mkdir()
+    shutil.copy(PROGRAM, tmp_path / "bin")
+    command = [tmp_path / "bin/train_gpt2", "tokenize", path, "--tokenizer", data, "--output", tmp_path / "out"]
+    refused(66, "scripts/parquet_text.py, which reads .parquet files, is neither in the sources nor installed", command)
+    (tmp_path / "share/train_gpt2").mkdir(parents=True)
+    shutil.copy(ROOT / "scripts/parquet_text.py", tmp_path / "share/train_gpt2")
+    run(command)
