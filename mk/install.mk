@@ -8,6 +8,8 @@ INSTALLED := train_gpt2 $(if $(CUDA_WANTED),train_gpt2cu)
 # The program, its licence, and the man page and completions, which are made from its --help.
 install: $(INSTALLED)
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/share/doc/train_gpt2 $(DESTDIR)$(PREFIX)/share/man/man1
+	install -d $(DESTDIR)$(PREFIX)/share/train_gpt2
+	install -m 644 scripts/parquet_text.py $(DESTDIR)$(PREFIX)/share/train_gpt2/
 	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions $(DESTDIR)$(PREFIX)/share/zsh/site-functions
 	install -m 755 $(foreach p,$(INSTALLED),$(realpath $(p)) ) $(DESTDIR)$(PREFIX)/bin/
 	install -m 644 LICENSE README.md $(DESTDIR)$(PREFIX)/share/doc/train_gpt2/
@@ -16,7 +18,7 @@ install: $(INSTALLED)
 	scripts/from_help.sh zsh ./train_gpt2 $(INSTALLED) >$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_train_gpt2
 
 uninstall:
-	rm -rf $(DESTDIR)$(PREFIX)/share/doc/train_gpt2
+	rm -rf $(DESTDIR)$(PREFIX)/share/doc/train_gpt2 $(DESTDIR)$(PREFIX)/share/train_gpt2
 	rm -f $(addprefix $(DESTDIR)$(PREFIX)/bin/,train_gpt2 train_gpt2cu) $(DESTDIR)$(PREFIX)/share/man/man1/train_gpt2.1 \
 	      $(DESTDIR)$(PREFIX)/share/bash-completion/completions/train_gpt2 \
 	      $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_train_gpt2

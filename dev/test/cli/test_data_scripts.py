@@ -1,13 +1,17 @@
-"""test_data_scripts.py: the scripts of data/: messages for bad arguments and texts, before anything is fetched, and the
-training command that text.sh prints."""
+"""test_data_scripts.py: the scripts of data/: messages for bad arguments and texts, before anything is fetched,
+downloads from a server on this machine, and the training command that text.sh prints."""
 
+import gzip
+import hashlib
+import http.server
 import os
 import struct
+import threading
 
 import pytest
-from harness import ROOT, execute, make_script, run
+from harness import PROGRAM, ROOT, execute, make_script, make_shards, make_text, run
 
-CORPORA = ["bible_austen", "tinyshakespeare", "tinystories"]
+CORPORA = ["bible_austen", "tinyshakespeare", "tinystories", "climbmix"]
 README = (ROOT / "README.md").read_text()
 
 
@@ -26,6 +30,8 @@ def fails(code, text, tree, *command):
     ("tinystories", "foo", "tinystories.sh: unexpected argument foo"),
     ("tinystories", "--vocab", "--vocab needs a value"),
     ("fineweb10B", "104", "104: the number of training shards is 1 to 103"),
+    ("fineweb_edu", "1002", "1002: the number of training shards is 1 to 1001"),
+    ("climbmix", "0", "0: the number of training shards is 1 to 6542"),
     ("text", "", "name a file or folder of text"),
 ])
 def test_bad_arguments_are_refused_before_anything_is_fetched(script, options, text, tree):
@@ -81,6 +87,141 @@ def test_text_sh_takes_an_existing_tokenizer(tree, tmp_path, data):
     assert (tree / "data/my/merges.txt").read_text() == (data / "merges.txt").read_text()
     both = execute(tree / "data/text.sh", "my.txt --vocab 300 --tokenizer", data, cwd=tmp_path)
     assert both.code == 2 and "--vocab trains a tokenizer and --tokenizer names one; give one" in both.err
+
+
+def test_text_sh_takes_packed_text_and_folders_whose_links_go_round_in_a_circle(tree, tmp_path):
+    folder = tmp_path / "texts/more"
+    folder.mkdir(parents=True)
+    (folder / "round").symlink_to("..")
+    (folder / "my.txt.gz").write_bytes(gzip.compress(README.encode()))
+    run(tree / "data/text.sh", tmp_path / "texts", "--vocab 300")
+    assert "already exist" in run(tree / "data/text.sh", tmp_path / "texts", "--vocab 300").out
+    run(PROGRAM, "tokenize", ROOT / "README.md", "--train-bpe 300 --quiet --output", tmp_path / "plain")
+    for name in ("train_000001.bin", "val_000000.bin", "merges.txt"):
+        assert (tree / "data/texts" / name).read_bytes() == (tmp_path / "plain" / name).read_bytes()
+
+
+# ---- downloads
+
+
+@pytest.fixture
+def hub():
+    """Data sets as huggingface.co serves them. `files` has {DATASET/NAME: bytes}, `asked` each request of a file with
+    its range. A file in `cut` is sent once only to its half."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            dataset, _, rest = self.path.removeprefix("/datasets/").partition("/raw/main/")
+            pointer = rest != ""
+            if not pointer:
+                dataset, _, rest = self.path.removeprefix("/datasets/").partition("/resolve/main/")
+            content = server.files.get(f"{dataset}/{rest}")
+            if content is None:
+                return self.send_error(404)
+            if pointer:
+                sha = hashlib.sha256(content).hexdigest()
+                content = f"version x\noid sha256:{sha}\nsize {len(content)}\n".encode()
+                return self.answer(200, content, len(content))
+            content = server.changed.get(rest, content)
+            asked = self.headers.get("Range", "")
+            server.asked.append((rest, asked))
+            first = int(asked.removeprefix("bytes=").removesuffix("-") or 0)
+            end = len(content) // 2 if rest in server.cut else len(content)
+            server.cut.discard(rest)
+            return self.answer(206 if asked else 200, content[first:end], len(content) - first, first, len(content))
+
+        def answer(self, code, content, length, first=0, size=0):
+            self.send_response(code)
+            self.send_header("Content-Length", str(length))
+            if code == 206:
+                self.send_header("Content-Range", f"bytes {first}-{size - 1}/{size}")
+            self.end_headers()
+            self.wfile.write(content)
+            self.close_connection = True
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.files, server.asked, server.cut, server.changed = {}, [], set(), {}
+    server.env = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "no_proxy": "127.0.0.1"}
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+EDU = "karpathy/fineweb-edu-100B-gpt2-token-shards"
+
+
+@pytest.fixture
+def edu(hub, tree, tmp_path):
+    """fineweb_edu.sh with two small training shards on the server; GPT-2's tokenizer is there already."""
+    made = make_shards(tmp_path / "made", make_text(60000))
+    (tree / "data/fineweb_edu").mkdir()
+    for name in ("vocab.json", "merges.txt"):
+        (tree / "data/fineweb_edu" / name).write_bytes((made / name).read_bytes())
+    for name in ("train_000001", "train_000002", "val_000000"):
+        hub.files[f"{EDU}/edu_fineweb_{name}.bin"] = (made / f"{name.replace('2', '1')}.bin").read_bytes()
+    hub.folder = tree / "data/fineweb_edu"
+    hub.fetch = lambda by=run, **env: by(tree / "data/fineweb_edu.sh", 2, env={**hub.env, **env})
+    return hub
+
+
+def test_a_download_that_is_cut_off_continues_and_finished_files_are_not_fetched_again(edu, tree):
+    second = "edu_fineweb_train_000002.bin"
+    edu.cut.add(second)
+    cut = edu.fetch(execute)
+    size = len(edu.files[f"{EDU}/{second}"])
+    assert cut.code == 1 and not (edu.folder / second).exists()
+    assert "the download failed (curl: 18); run this again to continue. By hand: download http" in cut.err
+    assert f"store it as data/fineweb_edu/{second}" in cut.err
+    edu.asked.clear()
+    said = edu.fetch().out
+    assert edu.asked == [(second, f"bytes={size // 2}-")] and f"file 3 of 3: {second}" in said
+    for name, content in edu.files.items():
+        assert (edu.folder / name.rpartition("/")[2]).read_bytes() == content
+    edu.asked.clear()
+    assert "--train-data 'data/fineweb_edu/edu_fineweb_train_*.bin'" in edu.fetch().out and not edu.asked
+
+
+def test_a_download_of_another_size_or_sum_is_removed(edu):
+    name = "edu_fineweb_train_000001.bin"
+    content = edu.files[f"{EDU}/{name}"]
+    for wrong, message in ((content + b"\0", f"had {len(content) + 1} bytes instead of {len(content)} and was removed"),
+                           (b"\0" + content[1:], "and was removed; run this again")):
+        edu.changed[name] = wrong
+        failed = edu.fetch(execute)
+        assert failed.code == 1 and message in failed.err and not list(edu.folder.glob(f"{name}*")), failed
+    edu.changed.clear()
+    edu.fetch()
+
+
+def test_without_a_network_a_script_names_the_file_to_download_by_hand(edu):
+    failed = edu.fetch(execute, HF_ENDPOINT="http://127.0.0.1:1")
+    assert failed.code == 1 and (
+        f"by hand: download http://127.0.0.1:1/datasets/{EDU}/resolve/main/edu_fineweb_val_000000.bin, store it as "
+        "data/fineweb_edu/edu_fineweb_val_000000.bin, run this again") in failed.err
+
+
+def test_climbmix_is_tokenized_from_parquet_with_nanochats_validation_file_first(hub, tree, tmp_path):
+    if execute("python3 -c 'import pyarrow'").code:
+        pytest.skip("python3 has no pyarrow (pip install pyarrow)")
+    for name, text in (("06542", "the queen saw "), ("00000", "the king went "), ("00001", "a river came ")):
+        run(["python3", "-c", "import pyarrow, sys; from pyarrow import parquet; parquet.write_table(pyarrow.table("
+             "{'text': [sys.argv[2] * 4000] * 9}), sys.argv[1])", str(tmp_path / "table"), text])
+        hub.files[f"karpathy/climbmix-400b-shuffle/shard_{name}.parquet"] = (tmp_path / "table").read_bytes()
+    script = tree / "data/climbmix.sh"
+    script.write_text(script.read_text().replace("--val-tokens 20971520", "--val-tokens 1000"))
+    said = run(script, "2 --vocab 270", env=hub.env).out
+    assert "27 documents, " in said and "--train-data 'data/climbmix/train_*.bin'" in said
+    assert (tree / "data/climbmix/made_of").read_text().startswith("data/climbmix/parquet/shard_06542.parquet\n")
+    assert [name for name, _ in hub.asked] == [f"shard_{i}.parquet" for i in ("06542", "00000", "00001")]
+    make_script(tree / "bin/python3", "exit 1")
+    failed = execute(script, env={**hub.env, "PATH": f"{tree}/bin:{os.environ['PATH']}"})
+    assert failed.code == 1 and "pyarrow, which reads Parquet files, is missing: pip install pyarrow" in failed.err
 
 
 def npy(kind, *tokens):

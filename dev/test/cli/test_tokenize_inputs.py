@@ -111,7 +111,7 @@ def test_what_is_missing_or_wrong_is_named(tmp_path, data):
 
 
 def test_the_program_that_unpacks_ends_when_tokenize_ends_early(tmp_path, data):
-    make_script(tmp_path / "gzip", f"echo $$ >'{tmp_path}/pid'; while echo 'not JSON'; do :; done; touch '{tmp_path}/on'")
+    make_script(tmp_path / "gzip", f"echo $$ >'{tmp_path}/pid'; while echo 'not JSON'; do :; done; >'{tmp_path}/on'")
     (tmp_path / "a.jsonl.gz").write_text("packed")
     tokenize(tmp_path / "out", tmp_path / "a.jsonl.gz", "--tokenizer", data, by=lambda *command: refused(
         65, "a.jsonl.gz:1: is not valid JSON", *command, env={"PATH": f"{tmp_path}:{os.environ['PATH']}"}))
