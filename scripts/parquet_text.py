@@ -27,9 +27,9 @@ def print_column(file, column):
     names = file.schema_arrow.names
     if column not in names:
         fail(BAD_DATA, f'there is no column "{column}" (--text-key); columns: {", ".join(names)}')
-    for batch in file.iter_batches(batch_size=1024, columns=[column]):
-        lines = (json.dumps({column: text}, ensure_ascii=False) + "\n" for text in batch.column(0).to_pylist())
-        sys.stdout.buffer.write("".join(lines).encode())
+    for batch in file.iter_batches(batch_size=64, columns=[column]):
+        for text in batch.column(0).to_pylist():
+            sys.stdout.buffer.write((json.dumps({column: text}, ensure_ascii=False) + "\n").encode())
     sys.stdout.buffer.flush()
 
 
