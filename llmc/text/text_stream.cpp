@@ -58,6 +58,7 @@ void TextStream::start(const std::string& text_key) {
     std::vector<const char*> words = unpacker->command;
     if (!script.empty()) words.insert(words.end(), {script.c_str(), text_key.c_str()});
     words.push_back(nullptr);
+    errors.reset(tmpfile());
     int ends[2];
     if (pipe(ends) != 0) fail_errno(EXIT_IO, file.path, "open a pipe to unpack it");
     for (int end : ends) fcntl(end, F_SETFD, FD_CLOEXEC);

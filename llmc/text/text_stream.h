@@ -30,10 +30,10 @@ struct TextStream {
     int64_t fetch(char* out, int64_t bytes);
 
     InputFile file;
-    const struct Unpacker* unpacker;                                  // null: none is needed
-    int64_t position = 0;                                             // in a file without one
-    pid_t program = -1;                                               // -1: it has ended
-    int output = -1, status = 0;                                      // the end of its pipe; how it ended
-    std::unique_ptr<FILE, int (*)(FILE*)> errors{tmpfile(), fclose};  // its standard error
-    std::string ahead;                                                // read by peek
+    const struct Unpacker* unpacker;                                // null: none is needed
+    int64_t position = 0;                                           // in a file without one
+    pid_t program = -1;                                             // -1: it has ended
+    int output = -1, status = 0;                                    // the end of its pipe; how it ended
+    std::unique_ptr<FILE, int (*)(FILE*)> errors{nullptr, fclose};  // its standard error
+    std::string ahead;                                              // read by peek
 };
