@@ -1,28 +1,61 @@
 // generate.cpp: the command `generate`: continues a prompt with a trained model.
 #include "infer/generate.h"
 
+#include <algorithm>
 #include <cstdio>
+#include <iostream>
 
+#include <poll.h>
+#include <unistd.h>
+
+#include "base/files.h"
 #include "base/print.h"
 #include "commands/commands.h"
 #include "model/mfu.h"
 #include "train/run.h"
 
+// Returns the tokens of a prompt. option: where it comes from.
+static std::vector<int> encode_prompt(const Options& o, const RunStart& source, const std::string& text,
+                                      const char* option) {
+    std::vector<int> prompt = {source.tokenizer->end_of_text};
+    if (!text.empty()) prompt = encode_added(*source.tokenizer, text);
+    check_prompt(prompt, source.config.max_T, option);
+    ENSURE(!o.keep_prompt || int(prompt.size()) <= source.config.max_T / 2,
+           "--keep-prompt with a prompt of %zu tokens leaves less than half of the context of %d to new text; shorten "
+           "the prompt",
+           prompt.size(), source.config.max_T);
+    return prompt;
+}
+
+// Calls f with each line that a person types, until Ctrl-D. Prints the errors that a line causes.
+static void for_each_line(const Comm& comm, const std::function<void(const std::string& line)>& f) {
+    pollfd terminal = {STDIN_FILENO, POLLIN, 0};  // it hands over one line at a time
+    for (std::string line;;) {
+        fputs("> ", stderr);
+        while (poll(&terminal, 1, 1000) < 1) comm.reached("the prompt");  // a person may take longer than --timeout
+        if (!std::getline(std::cin, line)) break;
+        try {
+            if (!line.empty()) f(line);
+        } catch (const Error& error) {
+            if (error.exit_code != EXIT_USAGE) throw;
+            print_message(std::string("error: ") + error.what());
+        }
+    }
+    fputs("\n", stderr);
+}
+
 template <class floatX>
 static int generate_text(const Options& o, Comm& comm) {
     const Groups groups = make_groups(comm, o.tensor_parallel);
-    const bool prints = comm.rank == 0;
     const RunStart source = find_trained_model(o, true, comm);
     check_tensor_parallel(o, source.config, source.config.max_T, comm.world_size);
-    const Tokenizer& tokenizer = *source.tokenizer;
-    std::vector<int> prompt = {tokenizer.end_of_text};
-    if (!o.prompt.empty()) prompt = encode_added(tokenizer, o.prompt);
-    check_prompt(prompt, source.config.max_T);  // before the prompt is printed
-    const int kept = o.keep_prompt ? int(prompt.size()) : 0;
-    ENSURE(kept <= source.config.max_T / 2,
-           "--keep-prompt with a prompt of %d tokens leaves less than half of the context of %d to new text; shorten "
-           "the prompt",
-           kept, source.config.max_T);
+    const bool has_file = !o.prompt_file.empty(), talks = o.prompt.empty() && !has_file && isatty(STDIN_FILENO);
+    ENSURE(!talks || comm.world_size == 1,
+           "lines from a terminal need one rank, and there are %d; give --prompt or --prompt-file", comm.world_size);
+    std::string text = o.prompt;
+    if (has_file) text = comm.all_gather_text(comm.rank == 0 ? read_file(o.prompt_file, 16 << 20) : "")[0];
+    if (has_file && text.ends_with('\n')) text.pop_back();
+    const std::vector<int> prompt = encode_prompt(o, source, text, has_file ? "--prompt-file" : "--prompt");
     compare_ranks(comm, o, source, nullptr);
     GPT2<floatX> model(source.config, Purpose::generate, 1, source.config.max_T, shard_of(groups.tp));
     load_model(model, source, comm, groups.tp);
@@ -30,26 +63,36 @@ static int generate_text(const Options& o, Comm& comm) {
     sampler.temperature = float(o.temperature);
     sampler.top_k = o.top_k;
     sampler.top_p = float(o.top_p);
+    sampler.repetition_penalty = float(o.repetition_penalty);
     sampler.seed = o.seed;
-    sampler.vocab_size = tokenizer.vocab_size();
-    for (int i = 0; i < o.num_samples; i++) {
-        const bool raw = !stdout_is_terminal();
-        const auto print = [&](const std::string& bytes) {
-            if (prints) print_stdout(raw ? bytes : terminal_text(bytes));
-        };
-        print(o.prompt);
-        int64_t number = 0;
-        generate(
-            model, prompt, o.max_tokens, sampler, uint64_t(i),
-            [&](int token) {
-                comm.reached("token", number++);
-                if (token == tokenizer.end_of_text) return false;
-                print(tokenizer.tokens[token]);
-                return true;
-            },
-            kept);
-        print(i + 1 < o.num_samples ? "\n---\n" : "\n");
-    }
+    sampler.vocab_size = source.tokenizer->vocab_size();
+    int64_t texts = 0, tokens = 0;
+    double seconds = 0.0;
+    const auto print = [&, raw = !stdout_is_terminal()](const std::string& bytes) {
+        if (comm.rank == 0) print_stdout(raw ? bytes : terminal_text(bytes));
+    };
+    const auto write = [&](const std::string& text, const std::vector<int>& prompt) {
+        for (int i = 0; i < o.num_samples; i++) {
+            print(text);
+            StopTexts end = {o.stop, "", false};
+            const auto emit = [&](int token) {
+                comm.reached("token", tokens++);
+                if (token == source.tokenizer->end_of_text) return false;
+                print(end.add(source.tokenizer->tokens[token]));
+                return !end.found;
+            };
+            const double begin = seconds_now();
+            generate(model, prompt, o.max_tokens, sampler, texts++, emit, o.keep_prompt ? int(prompt.size()) : 0);
+            seconds += seconds_now() - begin;
+            print(end.held + (i + 1 < o.num_samples ? "\n---\n" : "\n"));
+        }
+    };
+    if (!talks) write(text, prompt);
+    if (talks)
+        for_each_line(comm, [&](const std::string& line) { write(line, encode_prompt(o, source, line, "the line")); });
+    if (comm.rank == 0)
+        print_message(format("%s in %.1f s: %.1f tokens/s", counted(tokens, "token").c_str(), seconds,
+                             double(tokens) / std::max(seconds, 1e-9)));
     comm.reached("the end");
     return 0;
 }

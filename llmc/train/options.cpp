@@ -85,7 +85,7 @@ struct Declared {
     std::string name;  // without dashes
     unsigned kind;
     const char *section, *unit, *help;
-    std::variant<std::string*, bool*, int*, int64_t*, uint64_t*, double*> field;
+    std::variant<std::string*, bool*, int*, int64_t*, uint64_t*, double*, std::vector<std::string>*> field;
     double least, most;
     CLI::Option* option;
     std::string initial;  // the default
@@ -204,6 +204,9 @@ void Declared::set(const std::string& text) {
             const bool is_path = strstr(unit, "DIR") || strstr(unit, "FILE");
             const char* home = is_path && text.starts_with("~/") ? getenv("HOME") : nullptr;
             *field = home ? home + text.substr(1) : text;
+        } else if constexpr (std::is_same_v<T, std::vector<std::string>>) {
+            ENSURE(!text.empty(), "%s: the text is empty", dashed.c_str());
+            field->push_back(text);  // each value counts
         } else if constexpr (std::is_same_v<T, bool>) {
             *field = text == "1" || text == "true";
             const std::string gone = replacement(dashed + "=" + text);
@@ -427,8 +430,8 @@ void Parser::read_command_line(int argc, const char* const* argv) {
                    d.name.c_str(), d.unit, value.c_str());
             const bool adds_up = d.kind & PATTERN & ~PATH && !text.empty();  // -i A -i B; else the last one counts
             text = adds_up ? text + "\n" + value : value;
+            d.set(text);
         }
-        d.set(text);
     }
     if (y->count() > 0) o.resume = number<int>("-y", y->results().back()) > 0;
     for (const std::string& extra : app.remaining()) {
@@ -531,6 +534,7 @@ Options parse_options(int argc, const char* const* argv) {
     if (o.command == Command::tokenize) check_tokenize(o);
     ENSURE(o.command != Command::eval || !o.val_data.empty(),
            "--val-data is missing: quote a pattern of token shards to evaluate on");
+    ENSURE(o.prompt.empty() || o.prompt_file.empty(), "--prompt and --prompt-file are two texts to continue; give one");
     ENSURE(trains || o.command == Command::tokenize || !o.init.empty(),
            "--init is missing: a checkpoint, a run's output directory, or a Hugging Face directory");
     return o;

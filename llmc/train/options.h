@@ -80,12 +80,14 @@ struct Options {
     std::string trace;  // file; empty: none
 
     // generate
-    std::string prompt;
+    std::string prompt, prompt_file;
     int max_tokens = 256, num_samples = 1;
     bool keep_prompt = false;
-    double temperature = 0.8;  // 0: the likeliest token
-    int top_k = 200;           // 0: off
-    double top_p = 1.0;        // 1: off
+    double temperature = 0.8;         // 0: the likeliest token
+    int top_k = 200;                  // 0: off
+    double top_p = 1.0;               // 1: off
+    double repetition_penalty = 1.0;  // 1: off
+    std::vector<std::string> stop;    // texts that end the new text
 
     // plan
     std::string measure = "on";

@@ -64,6 +64,7 @@ TEST_CASE("a value follows a space or an equals sign, and the last value is used
     CHECK_FALSE(train({"--quiet=0"}).quiet);
     CHECK(train({"--lr", "0.0e-400"}).lr == 0.0);
     CHECK(parse({"-i", "a", "--lr", "2", "--train-data", "b/*.bin"}).train_data == "a\nb/*.bin");  // these add up
+    CHECK(parse({"generate", "--init", "d", "--stop", "a\n", "--stop=b"}).stop == std::vector<std::string>{"a\n", "b"});
     setenv("HOME", "/home/x", 1);
     CHECK(train({"--output=~/out"}).output == "/home/x/out");
     CHECK(train({"--sample-prompt=~/out"}).sample_prompt == "~/out");
@@ -202,6 +203,9 @@ TEST_CASE("options that contradict each other or need another one are refused") 
                     {"--tensor-parallel 2 --precision fp8", "does not combine"},
                     {"--keep-best", "--keep-best needs validation losses"}});
     CHECK_NOTHROW(train({"--precision", "fp8", "--master-weights", "off", "--keep-best", "--val-data", "y"}));
+    expect_refused("generate --init d ", {{"--prompt a --prompt-file b", "are two texts to continue; give one"},
+                                          {"--stop a --stop=", "--stop: the text is empty"},
+                                          {"--repetition-penalty 0", "--repetition-penalty 0 must be at least 0.001"}});
     expect_refused("", {{"", "--train-data is missing"},
                         {"tokenize --output d --train-bpe 300", "no INPUT"},
                         {"tokenize a --output d", "give one of --train-bpe"},

@@ -1,0 +1,78 @@
+"""test_generate.py: what `generate` reads and prints: prompts, stop texts, and lines from a terminal."""
+
+import os
+import pty
+import re
+import subprocess
+
+import pytest
+from harness import LIMIT, ONE, PROGRAM, emulated_gpus, environment, refused, run, text_of
+
+
+def generated(trained, *options):
+    """Returns what is printed after the prompt "the king"."""
+    out = run(PROGRAM, "generate --prompt 'the king' --max-tokens 60 --seed 3 --init", trained.folder, *options).out
+    assert out.startswith("the king") and out.endswith("\n")
+    return out.removeprefix("the king")[:-1]
+
+
+@pytest.fixture
+def on_terminal(trained):
+    """on_terminal(TYPED, OPTION...) generates with a terminal as stdin and stderr, on which these keys were typed."""
+    def start(typed, *options, by=ONE):
+        keyboard, terminal = pty.openpty()
+        with os.fdopen(keyboard, "r+b", buffering=0) as keys, os.fdopen(terminal, "r+b", buffering=0) as screen:
+            keys.write(typed.encode())
+            done = subprocess.run(by.command("generate --max-tokens 20 --seed 3 --init", trained.folder, *options),
+                                  stdin=screen, capture_output=True, timeout=LIMIT, env=environment(by.env))
+        return done.returncode, text_of(done.stdout), text_of(done.stderr)
+
+    return start
+
+
+def test_a_stop_text_ends_the_text_before_it(trained):
+    text = generated(trained)
+    for stop in (text[9:11], text[20:29], text[-1], "the king"):  # the prompt is no new text
+        others = ["--stop", "no such text", "--stop", text[40:45]]
+        ends = [text.index(part) for part in (stop, text[40:45]) if part in text]
+        assert generated(trained, ["--stop", stop], others) == text[:min(ends)]
+    assert generated(trained, "--num-samples 2", ["--stop", text[20:29]]).startswith(text[:20] + "\n---\nthe king")
+
+
+def test_a_repetition_penalty_makes_the_likeliest_text_another(trained):
+    repeated, text = generated(trained, "--temperature 0"), generated(trained, "--temperature 0 --repetition-penalty 9")
+    assert len(set(text.split())) > len(set(repeated.split()))
+
+
+@pytest.mark.parametrize("content", ["the king", "the king\n"])
+def test_a_prompt_file_is_the_prompt_without_a_newline_at_its_end(content, trained, tmp_path):
+    (tmp_path / "prompt.txt").write_text(content)
+    options = ["--max-tokens 9 --init", trained.folder]
+    from_file = run(PROGRAM, "generate --prompt-file", tmp_path / "prompt.txt", *options)
+    assert from_file.out == run(PROGRAM, "generate --prompt 'the king'", *options).out
+    assert re.fullmatch(r"9 tokens in [0-9.]+ s: [0-9.]+ tokens/s\n", from_file.err)
+    (tmp_path / "prompt.txt").write_text(content * 20)
+    refused(2, "--prompt-file has ", PROGRAM, "generate --prompt-file", tmp_path / "prompt.txt", *options)
+    refused(66, "no/such", PROGRAM, "generate --prompt-file no/such", *options)
+
+
+def test_each_line_on_a_terminal_is_continued_until_ctrl_d(trained, on_terminal):
+    lines = "the king\n\nthe king\n" + "the king " * 20 + "\nold\x1b[2J\n\x04"
+    code, out, err = on_terminal(lines, "--num-samples 2")
+    once = run(PROGRAM, "generate --max-tokens 20 --seed 3 --prompt 'the king' --num-samples 4 --init", trained.folder)
+    a, b, c, d = once.out[:-1].split("\n---\n")
+    assert code == 0 and out.startswith(f"{a}\n---\n{b}\n{c}\n---\n{d}\nold\x1b[2J"), out
+    assert re.fullmatch(r"> > > > error: the line has .* tokens, .*\n> > \n1?[0-9]{2} tokens in .* tokens/s\n", err)
+
+
+def test_a_given_prompt_or_no_terminal_asks_for_no_line(trained, on_terminal, tmp_path):
+    (tmp_path / "prompt.txt").write_text("the king")
+    for option in (["--prompt", "the king"], ["--prompt-file", tmp_path / "prompt.txt"]):
+        code, out, err = on_terminal("old\n", option)
+        assert code == 0 and out.startswith("the king") and "> " not in err
+    assert "> " not in run(PROGRAM, "generate --max-tokens 5 --init", trained.folder).err
+
+
+def test_several_ranks_take_no_lines_from_a_terminal(on_terminal):
+    code, _, err = on_terminal("the king\n", "--tensor-parallel 2", by=emulated_gpus(2))
+    assert code == 2 and "lines from a terminal need one rank, and there are 2; give --prompt or --prompt-file" in err
