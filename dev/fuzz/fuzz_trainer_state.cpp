@@ -20,6 +20,8 @@ static const json valid = {{"format", 1},
                            {"seed", 42},
                            {"val_loss", 3.5},
                            {"val_step", 20},
+                           {"best_loss", 3.25},
+                           {"best_step", 10},
                            {"options", {{"lr", 0.001}}},
                            {"data", {{"train", "00ff"}}},
                            {"files", {{"config.json", {{"size", 1}, {"xxh3_64", "00"}}}}}};
@@ -40,6 +42,7 @@ void fuzz(std::string_view input) {
     const TrainerState state = read_trainer_state(dir);
     require(0 <= state.step && 0 <= state.position && 0 <= state.tokens);
     require(-1 <= state.val_step && state.val_step <= state.step);
+    require(-1 <= state.best_step && state.best_step <= state.step);
     require(parse_json(state.options, "options").is_object());
     parse_json(state.data, "data");
     best_checkpoint(output);

@@ -105,6 +105,8 @@ static std::string state_json(const TrainerState& state, const std::map<std::str
                 {"seed", state.seed},
                 {"val_loss", state.val_loss},
                 {"val_step", state.val_step},
+                {"best_loss", state.best_loss},
+                {"best_step", state.best_step},
                 {"options", parse_json(state.options, "the run's options")},
                 {"data", parse_json(state.data, "the data's description")},
                 {"health", parse_json(state.health, "the run's health")}};
@@ -330,6 +332,10 @@ TrainerState read_trainer_state(const std::string& dir) {
         out.seed = count("seed", std::numeric_limits<uint64_t>::max());
         out.val_loss = state.at("val_loss").is_null() ? NAN : state.at("val_loss").get<double>();
         if (state.contains("val_step") && state["val_step"] != -1) out.val_step = count("val_step", uint64_t(out.step));
+        if (state.contains("best_step") && state["best_step"] != -1) {
+            out.best_step = count("best_step", uint64_t(out.step));
+            out.best_loss = state.at("best_loss").is_null() ? INFINITY : state.at("best_loss").get<double>();
+        }
         out.options = json_text(json(state.at("options").get_ref<const json::object_t&>()));  // throws if not an object
         out.data = json_text(state.at("data"));
         if (state.contains("health")) out.health = json_text(json(state["health"].get_ref<const json::object_t&>()));

@@ -489,8 +489,11 @@ static void check_training(Options& o) {
            "--train-data 'data/x/train_*.bin' (train_gpt2 tokenize makes them)");
     ENSURE(o.master_weights == "on" || o.precision != "fp32",
            "--master-weights off needs bf16 weights; give --precision bf16");
-    ENSURE(!trains || !o.keep_best || (!o.val_data.empty() && o.val_every > 0),
-           "--keep-best needs validation losses: give --val-data, and --val-every above 0");
+    ENSURE(!trains || !(o.keep_best || o.patience > 0) || (!o.val_data.empty() && o.val_every > 0),
+           "%s needs validation losses: give --val-data, and --val-every above 0",
+           o.patience > 0 ? "--patience" : "--keep-best");
+    ENSURE(!trains || o.patience == 0 || (!o.output.empty() && o.checkpoint_every > 0),
+           "--patience keeps the best checkpoint: give --output, and --checkpoint-every above 0");
     ENSURE(o.tensor_parallel > 1 || !o.sequence_parallel,
            "--sequence-parallel needs --tensor-parallel 2 or more, on as many ranks; --sequence-parallel=false "
            "switches it off");

@@ -62,6 +62,7 @@ struct Options {
 
     // evaluation, samples, checkpoints; *_every are in steps, 0: never
     int64_t val_every = 250, sample_every = 0, checkpoint_every = 1000;
+    int64_t patience = 0;  // validations without a better loss that end the run; 0: off
     int sample_tokens = 64;
     std::string sample_prompt;
     std::string output = "out";  // directory; empty: nothing is written

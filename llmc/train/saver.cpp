@@ -13,12 +13,14 @@ bool saves_checkpoints(const Options& o) { return o.checkpoint_every > 0 && !o.o
 
 CheckpointFormat checkpoint_format(const Options& o) { return {o.export_dtype == "bf16", STATE_NAMES}; }
 
+static bool keeps_best(const Options& o) { return o.keep_best || o.patience > 0; }
+
 std::string describe_disk(const Options& o, int64_t checkpoint_bytes) {
     if (o.checkpoint_every == 0) return "no checkpoints";
     std::string text = format("at most %s per checkpoint, ", human_bytes(checkpoint_bytes).c_str());
     if (o.keep == 0) return text + "all kept";
     text += format("%d kept", o.keep);
-    if (o.keep_best) text += ", and the best";
+    if (keeps_best(o)) text += ", and the best";
     if (o.keep_every > 0) text += format(", and those of every %s steps", with_commas(o.keep_every).c_str());
     return text;
 }
@@ -33,7 +35,7 @@ static SaveOptions save_options(const Run& run, SaveResult& result) {
     const Options& o = run.options;
     SaveOptions options;
     options.output = o.output;
-    options.keep = {o.keep, o.keep_every, o.keep_best};
+    options.keep = {o.keep, o.keep_every, keeps_best(o)};
     options.format = checkpoint_format(o);
     options.end_of_text = run.start.end_of_text;
     if (run.start.tokenizer) {
@@ -67,9 +69,11 @@ static SaveResult write_checkpoint(const Run& run, const ParamLayout& layout, co
 template <class floatX>
 Saver<floatX>::Saver(Trainer<floatX>& trainer) : trainer(trainer), run(trainer.run), optimizer(trainer.optimizer) {
     const Options& o = run.options;
+    trainer.save_best = [this](int64_t step) { save(step, false); };
     if (!run.start.resume.empty()) saved_step = trainer.state.step;
     const bool between_steps =
-        saves_checkpoints(o) && (trainer.state.step / o.checkpoint_every + 1) * o.checkpoint_every < o.steps;
+        saves_checkpoints(o) &&
+        (o.patience > 0 || (trainer.state.step / o.checkpoint_every + 1) * o.checkpoint_every < o.steps);
     if (o.checkpoint_async == "off" || !between_steps) return;
     const std::string why_not = run.groups.world.all_gather_text(run.is_rank0() ? allocate_copy() : "")[0];
     background = why_not.empty();
@@ -187,7 +191,8 @@ SaveResult Saver<floatX>::save_now() {
 
 template <class floatX>
 void Saver<floatX>::save(int64_t step, bool wait) {
-    if (!saves_checkpoints(run.options)) return;
+    if (!saves_checkpoints(run.options) || (!wait && step == begun_step)) return;
+    begun_step = step;
     const ProfileRange range("checkpoint", step);
     const double begin = seconds_now();
     trainer.state.health = trainer.outliers.json();

@@ -26,6 +26,7 @@ struct Saver {
     bool background = false;          // saves between steps are written by a thread; the same on all ranks
     std::future<SaveResult> writing;  // save in flight; rank 0
     int64_t saved_step = -1;          // step of the last complete checkpoint, -1 if none; rank 0
+    int64_t begun_step = -1;          // step of the last call of save(); the same on all ranks
     int failures = 0;                 // failed saves in a row; the third ends the run
 
     // Called by all ranks. Allocates the copy if the run will save between steps (--checkpoint-async) and it fits.
@@ -33,7 +34,8 @@ struct Saver {
     Saver(const Saver&) = delete;
     ~Saver();
     // Called by all ranks with the same arguments; trainer.state is that of `step`. wait: returns on all ranks when the
-    // checkpoint is on disk; rank 0 throws if it could not be saved. Without wait a failure is a warning.
+    // checkpoint is on disk; rank 0 throws if it could not be saved. Without wait a failure is a warning, and a second
+    // call for a step does nothing.
     void save(int64_t step, bool wait);
     void poll();  // logs a save that has ended
 

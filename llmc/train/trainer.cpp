@@ -273,6 +273,23 @@ void Trainer<floatX>::check_replicas(int64_t step) {
     ::check_replicas(run.groups, weights.data, weights.bytes(), step, model.stream);
 }
 
+// --patience: saves a validation better than all before, and ends the run after too many others. A resumed run repeats
+// the validation of its first step, which changes nothing. Step 0, which has no checkpoint, is not compared.
+template <class floatX>
+void Trainer<floatX>::compare_with_best(int64_t step) {
+    const Options& o = run.options;
+    if (o.patience == 0) state.best_step = -1;  // its checkpoint may be deleted from now on
+    if (o.patience == 0 || step == 0) return;
+    const bool better = state.best_step < 0 || state.val_loss < state.best_loss;
+    if (run.groups.world.all_gather_text(better ? "better" : "")[0] == "better") {  // all do as rank 0 says
+        state.best_loss = std::fmin(state.val_loss, INFINITY);  // infinity for NaN: any loss is better
+        state.best_step = step;
+        save_best(step);
+    }
+    out_of_patience = (step - state.best_step) / o.val_every >= o.patience;
+    stop |= out_of_patience;
+}
+
 // The validation has no result if a rank leaves the pass early, because it was asked to stop.
 template <class floatX>
 void Trainer<floatX>::validate(int64_t step) {
@@ -287,6 +304,7 @@ void Trainer<floatX>::validate(int64_t step) {
         state.val_loss = *loss;
         state.val_step = step;
         log.val(step, *loss);
+        compare_with_best(step);
     }
 }
 
@@ -328,7 +346,11 @@ int Trainer<floatX>::finish(int64_t saved_step) {
         fail(EXIT_INTERNAL, "%s; the step did not change the weights%s. A lower --lr%s may help", failure.c_str(),
              saved ? format(", which are saved as of step %lld", step).c_str() : "",
              run.dtype == Dtype::fp32 ? " or a longer --warmup" : ", a longer --warmup or --precision fp32");
-    if (!stop) return log_is_complete ? 0 : EXIT_IO;
+    if (out_of_patience)
+        log.note(
+            format("the run ends: no loss since step %lld is below its %.4f (--patience); %s/best is its checkpoint",
+                   static_cast<long long>(state.best_step), state.best_loss, run.options.output.c_str()));
+    if (!stop || out_of_patience) return log_is_complete ? 0 : EXIT_IO;
     log.note(std::string("stopped on request") +
              (saved ? format("; step %lld is saved, --resume continues", step)
                     : ", before the first step was complete: there is nothing to save"));

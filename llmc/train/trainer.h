@@ -1,5 +1,6 @@
 // trainer.h: model, optimizer and data of a run, and what happens around a step. The step is in train_gpt2.cu.
 #pragma once
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -82,10 +83,12 @@ struct Trainer {
     StepResults results[3];    // of a step, of the next one, and the end of the one before
     Outliers outliers;
     Stragglers stragglers;
-    TrainerState state;   // after the last step that counts: step, tokens, position in the data
-    bool stop = false;    // all ranks stop after this step; the same on all ranks
+    TrainerState state;            // after the last step that counts: step, tokens, position in the data
+    bool stop = false;             // all ranks stop after this step; the same on all ranks
+    bool out_of_patience = false;  // `stop` is set because of --patience
     std::string failure;  // reason why training cannot continue, such as a loss that is not finite; `stop` is then set
-    float own_ms = 0.0f;  // time of the last finished step, without waits for other ranks
+    std::function<void(int64_t step)> save_best;  // the Saver's; all ranks call it, after the best validation so far
+    float own_ms = 0.0f;                          // time of the last finished step, without waits for other ranks
     struct {
         double begin, loader_waited, comm_exposed;  // at the begin of the step that the host finishes next
         int64_t bytes_sent;                         // total at the begin of the step that is queued
@@ -113,5 +116,6 @@ struct Trainer {
 
   private:
     void load_state();
+    void compare_with_best(int64_t step);
     void log_step(int64_t step, const StepResults& results, const std::string& skipped);
 };

@@ -2,7 +2,8 @@
 
 import shutil
 
-from harness import Run, run, train, train_command
+import pytest
+from harness import ONE, Run, assert_same_run, ranks, run, train, train_command
 
 RUN = "--precision fp32 --val-tokens 128 --val-every 2 --checkpoint-every 2"
 
@@ -21,6 +22,34 @@ def test_the_best_checkpoint_and_those_of_keep_every_are_kept_over_a_resume(tmp_
     assert (out / "best").read_text().strip() == out.checkpoint(best).name
     kept = [int(path.name.removeprefix("step_")) for path in sorted(out.folder.glob("step_*"))]
     assert kept == sorted({best, 6, 12, 18, 20})
+
+
+@pytest.mark.parametrize("layout", ["", "--zero 1", "--tensor-parallel 2"])
+def test_patience_ends_a_run_and_keeps_its_best_checkpoint_over_a_resume(layout, tmp_path, data):
+    # The learning rate grows until it ruins the weights.
+    options = f"--precision fp32 --val-tokens 128 --val-every 2 --steps 60 --warmup 60 --lr 0.3 --patience 3 {layout}"
+    rules, by = f"--keep 1 --checkpoint-every {5 if layout else 1000}", ranks(2) if layout else ONE
+    command = train_command(options, rules, "--quiet=0", out=tmp_path / "whole", data=data, by=by)
+    said, whole = run(command, env=by.env), Run(tmp_path / "whole")
+    best, last = best_step(whole), max(whole.val_losses())
+    assert 2 < best < 40 and last == best + 6 == whole.last_step() + 1
+    assert f"the run ends: no loss since step {best} is below its " in said.out
+    assert (whole / "best").read_text().strip() == whole.checkpoint(best).name
+    assert sorted(path.name for path in whole.folder.glob("step_*")) == [f"step_{best:06d}", f"step_{last:06d}"]
+    for stop in (best - 2, best + 2, best + 3):
+        out = train(options, rules, "--stop-after", stop, out=tmp_path / f"stopped{stop}", data=data, by=by)
+        for _ in range(2):  # a run that has ended ends at once
+            train(options, rules, "--resume", out=out, data=data, by=by)
+            assert_same_run(whole, out, last)
+
+
+def test_patience_begins_anew_where_it_was_off(tmp_path, data):
+    options = f"{RUN} --keep 1 --steps 60 --warmup 60 --lr 0.3"
+    out = train(options, "--patience 3 --stop-after 8", out=tmp_path / "run", data=data)
+    train(options, "--patience 0 --stop-after 8 --resume", out=out, data=data)
+    train(options, "--patience 2 --resume", out=out, data=data)
+    best, last = (int(path.name.removeprefix("step_")) for path in sorted(out.folder.glob("step_*")))
+    assert 16 <= best == last - 4 and (out / "best").read_text().strip() == out.checkpoint(best).name
 
 
 def test_a_resume_with_other_data_or_another_seed_gives_one_warning(tmp_path, data):

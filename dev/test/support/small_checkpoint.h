@@ -16,7 +16,7 @@
 inline TrainerState trainer_state(int64_t step) {
     TrainerState state;
     state.step = step, state.position = step * 17 + 3, state.tokens = step << 40, state.seed = ~uint64_t(0) - step;
-    state.val_loss = 3.0 + 1.0 / 3.0;
+    state.val_loss = 3.0 + 1.0 / 3.0, state.best_loss = 2.0 + 1.0 / 3.0, state.best_step = step;
     state.options = R"({"lr":0.0006,"model":"d12","steps":100})", state.data = R"({"files":2,"hash":"00ff"})";
     return state;
 }
@@ -61,7 +61,8 @@ inline bool holds(const std::string& dir, int64_t step, uint64_t seed) {
     FlatState got(small_model, 0);
     const TrainerState trainer = load_checkpoint(dir, got.layout, {"m", "v"}, got.writer());
     const auto values = [](const TrainerState& s) {
-        return std::tuple(s.step, s.position, s.tokens, s.seed, s.val_loss, s.options, s.data);
+        return std::tuple(s.step, s.position, s.tokens, s.seed, s.val_loss, s.best_loss, s.best_step, s.options,
+                          s.data);
     };
     return same_tensors(got, FlatState(small_model, seed)) && values(trainer) == values(trainer_state(step));
 }

@@ -45,6 +45,8 @@ TEST_CASE_FIXTURE(Output, "impossible values in trainer.json are refused, even i
         {"/seed", {-1, 1.5, 1e300}},
         {"/options", {json::array(), "--lr 1", nullptr}},
         {"/val_step", {2, -2, "1"}},
+        {"/best_step", {2, -2, "1"}},
+        {"/best_loss", {"1", false}},
     };
     for (const auto& [pointer, bad] : cases)
         for (const json& value : bad) {

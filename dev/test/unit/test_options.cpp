@@ -201,8 +201,13 @@ TEST_CASE("options that contradict each other or need another one are refused") 
                     {"--precision fp32 --master-weights off", "needs bf16 weights"},
                     {"--sequence-parallel", "needs --tensor-parallel 2 or more"},
                     {"--tensor-parallel 2 --precision fp8", "does not combine"},
-                    {"--keep-best", "--keep-best needs validation losses"}});
+                    {"--keep-best", "--keep-best needs validation losses"},
+                    {"--patience 3", "--patience needs validation losses: give --val-data, and --val-every above 0"},
+                    {"--patience 3 -j y -v 0", "--patience needs validation losses"},
+                    {"--patience 3 -j y -n 0", "--patience keeps the best checkpoint: give --output, and --checkpo"},
+                    {"--patience 3 -j y --output=", "--patience keeps the best checkpoint"}});
     CHECK_NOTHROW(train({"--precision", "fp8", "--master-weights", "off", "--keep-best", "--val-data", "y"}));
+    CHECK(train({"--patience", "3", "--val-data", "y"}).patience == 3);
     expect_refused("generate --init d ", {{"--prompt a --prompt-file b", "are two texts to continue; give one"},
                                           {"--stop a --stop=", "--stop: the text is empty"},
                                           {"--repetition-penalty 0", "--repetition-penalty 0 must be at least 0.001"}});
