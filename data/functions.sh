@@ -16,6 +16,7 @@ small_model="--layers 6 --heads 6 --channels 384 $book_windows --steps 2000 \\
 few_pages_model="--layers 4 --heads 4 --channels 256 $page_windows --steps 200 \\
       --lr 1e-3 --warmup 20 --val-every 20 --sample-every 50 --checkpoint-every 100"
 
+heading() { printf '\n== %s\n' "$*"; }
 say() { echo "$(basename "$0"): $*"; }
 die() {
     echo "$(basename "$0"): $*" >&2
@@ -67,6 +68,20 @@ find_program() {
     make -j"$(nproc)" train_gpt2 || die "the build failed; ./scripts/quickstart.sh installs what it needs"
 }
 
+# Builds the trainer, for the GPU if there is one, and sets `program` to it.
+build() {
+    program=train_gpt2
+    if nvidia-smi -L >/dev/null 2>&1; then
+        if make found | grep -q '| CUDA [0-9]'; then
+            program=train_gpt2cu
+        else
+            echo "there is a GPU, but no nvcc to build for it (NVCC=... or CUDA_HOME=... names it): training on the CPU"
+        fi
+    fi
+    make -j"$(nproc)" found train_gpt2 $program  # train_gpt2 makes the tokens
+    program=./$program
+}
+
 # fetch URL FILE [SIZE SHA256]: downloads to FILE, or continues an interrupted download; checks size and sum if given.
 fetch() {
     local url=$1 file=$2 size=${3:-} sum=${4:-}
@@ -105,10 +120,10 @@ check() {
     fi
 }
 
-# fetch_from_hub DATASET NAME FILE: downloads NAME from a data set on huggingface.co (or HF_ENDPOINT) to FILE. The data
-# set's git repository has the size and checksum of each large file.
+# fetch_from_hub DATASET NAME FILE [""]: downloads NAME from a data set on huggingface.co (or HF_ENDPOINT) to FILE, or
+# with "" from a model. The git repository has the size and checksum of each large file.
 fetch_from_hub() {
-    local base=${HF_ENDPOINT:-https://huggingface.co}/datasets/$1 name=$2 file=$3 pointer size sum
+    local base=${HF_ENDPOINT:-https://huggingface.co}/${4-datasets/}$1 name=$2 file=$3 pointer size sum
     if [ -f "$file" ]; then return; fi
     command -v curl >/dev/null || die "curl is missing: apt-get install curl"
     pointer=$(curl --fail --location --silent --connect-timeout 20 --retry 3 \

@@ -23,26 +23,11 @@ seconds=${TRAIN_SECONDS:-240}
 # shellcheck source=data/functions.sh
 source data/functions.sh
 
-heading() { printf '\n== %s\n' "$*"; }
-
 stopped() {
     echo "stopped; to go on from here: $again"
     exit 75
 }
 trap 'echo; stopped' INT
-
-build() {
-    program=train_gpt2
-    if nvidia-smi -L >/dev/null 2>&1; then
-        if make found | grep -q '| CUDA [0-9]'; then
-            program=train_gpt2cu
-        else
-            echo "there is a GPU, but no nvcc to build for it (NVCC=... or CUDA_HOME=... names it): training on the CPU"
-        fi
-    fi
-    make -j"$(nproc)" found train_gpt2 $program  # train_gpt2 makes the tokens
-    program=./$program
-}
 
 # Sets name, data, prompt and run.
 name_run() {
@@ -169,7 +154,7 @@ choose_run
 heading "training: $run"
 train
 heading "a sample, for the prompt '$prompt'"
-"$program" generate --init "$run" --prompt "$prompt" --max-tokens 200 --seed 1
+"$program" generate --init "$run" --prompt "$prompt" --max-tokens 200 --seed 1 </dev/null
 heading "loss"
 plot
 heading "what next"
