@@ -3,8 +3,9 @@
 #
 # Installs missing system packages, builds, takes GPT-2's weights from DIR, or fetches them from huggingface.co (NAME is
 # gpt2, gpt2-medium, gpt2-large or gpt2-xl; default: gpt2, 0.5 GB), tokenizes the text (.txt, .md or .jsonl files), and
-# trains until three validations in a row are not better than the best one. Shows what the model writes before and after,
-# for the prompt TEXT if one is given. OPTIONS are those of train_gpt2. Run again, it continues where it stopped.
+# trains until three validations in a row are not better than the best one, at most five epochs. Shows what the model
+# writes before and after, for the prompt TEXT if one is given. OPTIONS are those of train_gpt2. Run again, it continues
+# where it stopped.
 set -euo pipefail
 
 again="$0 ${*@Q}"
@@ -16,7 +17,7 @@ init=gpt2 prompt=""
 inputs=()
 while [ $# -gt 0 ] && [ "$1" != -- ]; do
     case $1 in
-        -h | --help) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 0 ;;
+        -h | --help) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 0 ;;
         --init | --prompt)
             [ $# -gt 1 ] || refuse 2 "$1 needs a value; see --help"
             printf -v "${1#--}" %s "$2"

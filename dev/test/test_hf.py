@@ -73,6 +73,13 @@ def test_a_model_of_transformers_is_read_and_saved_with_the_same_bits_and_logits
     assert (logits - reference.tensors["logits"]).abs().max() < 1e-4
 
 
+@pytest.fixture(scope="session")
+def trained_long(data, tmp_path_factory):
+    """A checkpoint with a context of 64 tokens."""
+    options = "--precision fp32 --seq-len 64 --global-batch 128 --steps 40"
+    return train(options, out=tmp_path_factory.mktemp("long") / "run", data=data).checkpoint(40)
+
+
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_transformers_loads_a_checkpoint_with_its_tokenizer(dtype, hf, data, tmp_path):
     out = train("--steps 2 --export-dtype", dtype, out=tmp_path / "run", data=data)
@@ -83,6 +90,16 @@ def test_transformers_loads_a_checkpoint_with_its_tokenizer(dtype, hf, data, tmp
     assert len(tokenizer) == model.config.vocab_size
     assert tokenizer.eos_token == tokenizer.bos_token == "<|endoftext|>"
     assert tokenizer.eos_token_id == model.config.eos_token_id == model.generation_config.eos_token_id
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.3, 0.7])
+def test_the_likeliest_text_with_a_repetition_penalty_is_that_of_transformers(penalty, hf, trained_long):
+    model, tokenizer = load(hf, trained_long), hf.transformers.AutoTokenizer.from_pretrained(trained_long)
+    tokens = hf.torch.tensor([tokenizer("the old king")["input_ids"]])
+    theirs = model.generate(tokens, do_sample=False, repetition_penalty=penalty, max_new_tokens=40, pad_token_id=0)
+    ours = run(PROGRAM, "generate --precision fp32 --temperature 0 --max-tokens 40 --prompt 'the old king' --init",
+               trained_long, "--repetition-penalty", penalty).out
+    assert ours == tokenizer.decode(theirs[0], skip_special_tokens=True, clean_up_tokenization_spaces=False) + "\n"
 
 
 # ---- tokens

@@ -50,8 +50,6 @@ static int generate_text(const Options& o, Comm& comm) {
     const RunStart source = find_trained_model(o, true, comm);
     check_tensor_parallel(o, source.config, source.config.max_T, comm.world_size);
     const bool has_file = !o.prompt_file.empty(), talks = o.prompt.empty() && !has_file && isatty(STDIN_FILENO);
-    ENSURE(!talks || comm.world_size == 1,
-           "lines from a terminal need one rank, and there are %d; give --prompt or --prompt-file", comm.world_size);
     std::string text = o.prompt;
     if (has_file) text = comm.all_gather_text(comm.rank == 0 ? read_file(o.prompt_file, 16 << 20) : "")[0];
     if (has_file && text.ends_with('\n')) text.pop_back();

@@ -25,6 +25,5 @@ struct StopTexts {
     std::vector<std::string> stops;  // none of them empty
     std::string held;                // the end of the text so far, which may begin a stop text
     bool found = false;
-
     std::string add(const std::string& part);  // returns what can be printed now
 };

@@ -13,6 +13,7 @@
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
+#include <unistd.h>
 
 #include "base/common.h"
 #include "base/files.h"
@@ -538,6 +539,10 @@ Options parse_options(int argc, const char* const* argv) {
     ENSURE(o.command != Command::eval || !o.val_data.empty(),
            "--val-data is missing: quote a pattern of token shards to evaluate on");
     ENSURE(o.prompt.empty() || o.prompt_file.empty(), "--prompt and --prompt-file are two texts to continue; give one");
+    const bool no_prompt = o.command == Command::generate && o.prompt.empty() && o.prompt_file.empty();
+    ENSURE(!no_prompt || o.tensor_parallel == 1 || !isatty(STDIN_FILENO),
+           "one rank alone takes lines from a terminal; with --tensor-parallel %d give --prompt or --prompt-file",
+           o.tensor_parallel);
     ENSURE(trains || o.command == Command::tokenize || !o.init.empty(),
            "--init is missing: a checkpoint, a run's output directory, or a Hugging Face directory");
     return o;

@@ -278,8 +278,8 @@ void Trainer<floatX>::check_replicas(int64_t step) {
 template <class floatX>
 void Trainer<floatX>::compare_with_best(int64_t step) {
     const Options& o = run.options;
-    if (o.patience == 0) state.best_step = -1;  // its checkpoint may be deleted from now on
-    if (o.patience == 0 || step == 0) return;
+    if (o.patience == 0) return void(state.best_step = -1);  // its checkpoint may be deleted from now on
+    if (step == 0) return;
     const bool better = state.best_step < 0 || state.val_loss < state.best_loss;
     if (run.groups.world.all_gather_text(better ? "better" : "")[0] == "better") {  // all do as rank 0 says
         state.best_loss = std::fmin(state.val_loss, INFINITY);  // infinity for NaN: any loss is better

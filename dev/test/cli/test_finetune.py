@@ -61,7 +61,7 @@ def test_it_ends_early_without_a_better_loss_and_shows_the_best_weights(finetune
 def test_weights_are_fetched_or_the_files_to_fetch_by_hand_are_named(finetune):
     tree, hub = finetune.tree, finetune.tree / "hub/openai-community/gpt2-medium"
     missing = finetune("--init gpt2-medium")
-    by_hand = f"By hand: download {hub.parent.as_uri()}/gpt2/resolve/main/vocab.json, store it as data/gpt2-medium/vocab.json"
+    by_hand = f"By hand: download {hub.parent.as_uri()}/gpt2/resolve/main/vocab.json, store it as data/gpt2-medium/"
     assert missing.code == 1 and by_hand in missing.err, missing
     (hub / "raw/main").mkdir(parents=True)
     (tree / "data/gpt2-medium").mkdir(exist_ok=True)

@@ -6,7 +6,7 @@ import re
 import subprocess
 
 import pytest
-from harness import LIMIT, ONE, PROGRAM, emulated_gpus, environment, refused, run, text_of
+from harness import LIMIT, PROGRAM, environment, refused, run, text_of, words
 
 
 def generated(trained, *options):
@@ -19,12 +19,12 @@ def generated(trained, *options):
 @pytest.fixture
 def on_terminal(trained):
     """on_terminal(TYPED, OPTION...) generates with a terminal as stdin and stderr, on which these keys were typed."""
-    def start(typed, *options, by=ONE):
+    def start(typed, *options):
         keyboard, terminal = pty.openpty()
         with os.fdopen(keyboard, "r+b", buffering=0) as keys, os.fdopen(terminal, "r+b", buffering=0) as screen:
             keys.write(typed.encode())
-            done = subprocess.run(by.command("generate --max-tokens 20 --seed 3 --init", trained.folder, *options),
-                                  stdin=screen, capture_output=True, timeout=LIMIT, env=environment(by.env))
+            command = words(PROGRAM, "generate --max-tokens 20 --seed 3 --init", trained.folder, *options)
+            done = subprocess.run(command, stdin=screen, capture_output=True, timeout=LIMIT, env=environment())
         return done.returncode, text_of(done.stdout), text_of(done.stderr)
 
     return start
@@ -74,5 +74,5 @@ def test_a_given_prompt_or_no_terminal_asks_for_no_line(trained, on_terminal, tm
 
 
 def test_several_ranks_take_no_lines_from_a_terminal(on_terminal):
-    code, _, err = on_terminal("the king\n", "--tensor-parallel 2", by=emulated_gpus(2))
-    assert code == 2 and "lines from a terminal need one rank, and there are 2; give --prompt or --prompt-file" in err
+    code, out, err = on_terminal("the king\n", "--ranks 2 --tensor-parallel 2")
+    assert code == 2 and "takes lines from a terminal; with --tensor-parallel 2 give --prompt" in err and not out
