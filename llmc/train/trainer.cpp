@@ -348,7 +348,7 @@ int Trainer<floatX>::finish(int64_t saved_step) {
              run.dtype == Dtype::fp32 ? " or a longer --warmup" : ", a longer --warmup or --precision fp32");
     if (out_of_patience)
         log.note(
-            format("the run ends: no loss since step %lld is below its %.4f (--patience); %s/best is its checkpoint",
+            format("the run ends: no validation since step %lld has a loss below %.4f (--patience); %s/best names it",
                    static_cast<long long>(state.best_step), state.best_loss, run.options.output.c_str()));
     if (!stop || out_of_patience) return log_is_complete ? 0 : EXIT_IO;
     log.note(std::string("stopped on request") +

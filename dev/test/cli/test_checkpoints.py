@@ -33,7 +33,7 @@ def test_patience_ends_a_run_and_keeps_its_best_checkpoint_over_a_resume(layout,
     said, whole = run(command, env=by.env), Run(tmp_path / "whole")
     best, last = best_step(whole), max(whole.val_losses())
     assert 2 < best < 40 and last == best + 6 == whole.last_step() + 1
-    assert f"the run ends: no loss since step {best} is below its " in said.out
+    assert f"the run ends: no validation since step {best} has a loss below " in said.out
     assert (whole / "best").read_text().strip() == whole.checkpoint(best).name
     assert sorted(path.name for path in whole.folder.glob("step_*")) == [f"step_{best:06d}", f"step_{last:06d}"]
     for stop in (best - 2, best + 2, best + 3):

@@ -9,11 +9,11 @@ import pytest
 from harness import LIMIT, PROGRAM, environment, refused, run, text_of, words
 
 
-def generated(trained, *options):
-    """Returns what is printed after the prompt "the king"."""
-    out = run(PROGRAM, "generate --prompt 'the king' --max-tokens 60 --seed 3 --init", trained.folder, *options).out
-    assert out.startswith("the king") and out.endswith("\n")
-    return out.removeprefix("the king")[:-1]
+def generated(trained, *options, tokens=range(60, 61)):
+    """Returns what is printed after the prompt "the king", which must be so many tokens."""
+    said = run(PROGRAM, "generate --prompt 'the king' --max-tokens 60 --seed 3 --init", trained.folder, *options)
+    assert said.out.startswith("the king") and said.out.endswith("\n") and int(said.err.split()[0]) in tokens
+    return said.out.removeprefix("the king")[:-1]
 
 
 @pytest.fixture
@@ -35,8 +35,9 @@ def test_a_stop_text_ends_the_text_before_it(trained):
     for stop in (text[9:11], text[20:29], text[-1], "the king"):  # the prompt is no new text
         others = ["--stop", "no such text", "--stop", text[40:45]]
         ends = [text.index(part) for part in (stop, text[40:45]) if part in text]
-        assert generated(trained, ["--stop", stop], others) == text[:min(ends)]
-    assert generated(trained, "--num-samples 2", ["--stop", text[20:29]]).startswith(text[:20] + "\n---\nthe king")
+        assert generated(trained, ["--stop", stop], others, tokens=range(1, 50)) == text[:min(ends)]
+    two = generated(trained, "--num-samples 2", ["--stop", text[20:29]], tokens=range(1, 110))
+    assert two.startswith(text[:20] + "\n---\nthe king")
 
 
 def test_a_repetition_penalty_makes_the_likeliest_text_another(trained):
@@ -61,7 +62,7 @@ def test_each_line_on_a_terminal_is_continued_until_ctrl_d(trained, on_terminal)
     code, out, err = on_terminal(lines, "--num-samples 2")
     once = run(PROGRAM, "generate --max-tokens 20 --seed 3 --prompt 'the king' --num-samples 4 --init", trained.folder)
     a, b, c, d = once.out[:-1].split("\n---\n")
-    assert code == 0 and out.startswith(f"{a}\n---\n{b}\n{c}\n---\n{d}\nold\x1b[2J"), out
+    assert len({a, b, c, d}) == 4 and code == 0 and out.startswith(f"{a}\n---\n{b}\n{c}\n---\n{d}\nold\x1b[2J"), out
     assert re.fullmatch(r"> > > > error: the line has .* tokens, .*\n> > \n1?[0-9]{2} tokens in .* tokens/s\n", err)
 
 
