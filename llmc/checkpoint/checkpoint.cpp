@@ -139,6 +139,7 @@ static void write_files(const std::string& dir, const SaveOptions& options, cons
         sync_path(dir + "/" + name);
         files[name] = checksum_file(dir + "/" + name);
     }
+    if (!options.model_card.empty()) write_file(dir + "/README.md", options.model_card);
     text("trainer.json", state_json(state, files));
     sync_path(dir);
 }

@@ -2,6 +2,7 @@
 //
 //   OUTPUT/step_005000/  config.json  generation_config.json  model.safetensors  tokenizer files
 //                        optimizer.safetensors  m.*, v.* and, where model.safetensors is bf16, the fp32 master.*
+//                        README.md              the model card, for people to edit, so without a checksum
 //                        trainer.json           TrainerState, size and checksum of every other file; written last
 //   OUTPUT/latest        the name of the newest directory, for people, scripts and load_tokenizer()
 //   OUTPUT/best          with KeepRules::best: the name of the directory with the lowest validation loss
@@ -56,6 +57,7 @@ struct SaveOptions {
     CheckpointFormat format;
     int end_of_text = 50256;                                      // id of <|endoftext|>, for config.json
     std::function<void(const std::string& dir)> write_tokenizer;  // writes the tokenizer's files into dir; may be empty
+    std::string model_card;                                       // README.md; empty: there is none
     // Prints what could not be done after the checkpoint was saved, and which directories were renamed; may be empty.
     std::function<void(const std::string& line)> warn;
 };

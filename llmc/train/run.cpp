@@ -377,13 +377,13 @@ static void open_data(Run& run) {
 }
 
 // Returns the first line of log.jsonl.
-static std::string run_info(const Run& run, const DeviceInfo& device, const std::string& command_line) {
+static std::string run_info(const Run& run, const DeviceInfo& device) {
     const Options& o = run.options;
     const GPT2Config& config = run.start.config;
     const Corpus& data = run.data.train;
     const json info = {
         {"version", version()},
-        {"command_line", command_line},
+        {"command_line", run.command_line},
         {"directory", current_directory()},
         {"device", device.name},
         {"peak_flops", peak_flops(device, run.dtype)},
@@ -433,7 +433,7 @@ static std::string describe_rate(const Run& run, const TrainerState& state) {
 }
 
 static void open_log(Run& run, const Launch& launch, const DeviceInfo& device, const std::vector<json>& ranks,
-                     const std::string& command_line, std::unique_ptr<Log>& log) {
+                     std::unique_ptr<Log>& log) {
     Options& o = run.options;
     const bool resumes = !run.start.resume.empty();
     const TrainerState state = resumes ? read_trainer_state(run.start.resume) : TrainerState();
@@ -466,14 +466,14 @@ static void open_log(Run& run, const Launch& launch, const DeviceInfo& device, c
         return log->note(
             format("nothing to do: the run is at step %lld, and --steps is %lld; a larger --steps continues",
                    static_cast<long long>(state.step), static_cast<long long>(o.steps)));
-    log->begin_run(run_info(run, device, command_line));
+    log->begin_run(run_info(run, device));
     if (run.lock) replace_file(o.output + "/run.toml", run_toml(o));
 }
 
 Run prepare_run(const Options& options, const Launch& launch, Comm& world, Dtype dtype, const std::string& command_line,
                 std::unique_ptr<Log>& log) {
     Groups groups = make_groups(world, options.tensor_parallel);
-    Run run = {options, dtype, std::move(groups), {}, {}, {}, {}, {}};
+    Run run = {options, dtype, std::move(groups), {}, {}, {}, {}, {}, command_line};
     if (!options.trace.empty()) open_trace(options.trace, world.rank, world.world_size);
     const std::vector<std::string> notes = lock_output(run);  // before the search, because it may rename a checkpoint
     run.start = find_training_start(options, world);
@@ -488,7 +488,7 @@ Run prepare_run(const Options& options, const Launch& launch, Comm& world, Dtype
            "%s: they may round differently, and --deterministic-ranks needs the same bits on all ranks; give all ranks "
            "the same program and CPU_ISA",
            differing.c_str());
-    open_log(run, launch, device, ranks, command_line, log);
+    open_log(run, launch, device, ranks, log);
     if (!differing.empty() && options.zero == 0) {  // with ZeRO each weight is computed by one rank
         log->warn(differing +
                   ": they may round differently, so each rank's weights differ from the others' by "

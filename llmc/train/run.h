@@ -29,6 +29,7 @@ struct Run {
     RunData data;
     Schedule schedule;
     std::unique_ptr<FileLock> lock;  // lock of --output; null on ranks other than 0
+    std::string command_line;
 
     bool is_rank0() const { return groups.world.rank == 0; }
     float loss_scale() const { return 1.0f / float(batch.grad_accum_steps * batch.world_size); }

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <thread>
 
 #include "base/common.h"
 #include "base/device.h"
 #include "base/files.h"
 #include "base/host.h"
+#include "base/print.h"
 
 bool saves_checkpoints(const Options& o) { return o.checkpoint_every > 0 && !o.output.empty(); }
 
@@ -31,12 +33,56 @@ static int64_t copy_bytes(const ParamLayout& layout, int num_slots) {
 
 // ---- writing, on rank 0
 
-static SaveOptions save_options(const Run& run, SaveResult& result) {
+// Returns README.md of a checkpoint, as the Hub shows it.
+static std::string model_card(const Run& run, const TrainerState& state) {
+    std::string facts;
+    const auto fact = [&](const char* name, std::string value) {
+        std::replace(value.begin(), value.end(), '\n', ' ');  // several patterns
+        facts += format("* %s: %s\n", name, message_text(value).c_str());
+    };
+    fact("shape", describe_model(run.start.config));
+    if (!run.options.init.empty()) fact("started from", run.options.init);
+    fact("training data", run.options.train_data);
+    fact("trained on", with_commas(state.tokens) + " tokens in " + counted(state.step, "step"));
+    if (state.val_step >= 0) {
+        fact("validation data", run.options.val_data);
+        fact("validation loss", format("%.4f nats per token, perplexity %.2f, at step %s", state.val_loss,
+                                       std::exp(state.val_loss), with_commas(state.val_step).c_str()));
+    }
+    fact("program", version());
+    const char* usage = R"(
+In this directory:
+
+```python
+from transformers import pipeline
+print(pipeline("text-generation", ".")("In the beginning")[0]["generated_text"])
+```
+)";
+    return format(R"(---
+library_name: transformers
+pipeline_tag: text-generation
+tags:
+- gpt2
+# license: mit    (remove the # and name the licence of these weights)
+---
+# GPT-2 with %s parameters
+
+%s
+The command; `trainer.json` has all options:
+
+    %s
+%s)",
+                  with_commas(count_parameters(run.start.config)).c_str(), facts.c_str(),
+                  message_text(run.command_line).c_str(), run.start.tokenizer ? usage : "");
+}
+
+static SaveOptions save_options(const Run& run, const TrainerState& state, SaveResult& result) {
     const Options& o = run.options;
     SaveOptions options;
     options.output = o.output;
     options.keep = {o.keep, o.keep_every, keeps_best(o)};
     options.format = checkpoint_format(o);
+    options.model_card = model_card(run, state);
     options.end_of_text = run.start.end_of_text;
     if (run.start.tokenizer) {
         options.end_of_text = run.start.tokenizer->end_of_text;
@@ -54,7 +100,7 @@ static SaveResult write_checkpoint(const Run& run, const ParamLayout& layout, co
     SaveResult result;
     result.step = state.step;
     try {
-        result.dir = save_checkpoint(save_options(run, result), layout, view, state);
+        result.dir = save_checkpoint(save_options(run, state, result), layout, view, state);
     } catch (const Error& error) {
         result.error = error;
     } catch (const std::exception& error) {  // no memory for a buffer

@@ -1,5 +1,7 @@
-"""test_checkpoints.py: which checkpoints a run keeps, and the warnings about other data and another seed."""
+"""test_checkpoints.py: which checkpoints a run keeps, and the warnings about other data and another seed,
+and the model card."""
 
+import re
 import shutil
 
 import pytest
@@ -66,3 +68,19 @@ def test_a_resume_with_other_data_or_another_seed_gives_one_warning(tmp_path, da
     assert warnings("--steps 6 --seed 7") == []
     shutil.copy(data / "train_000001.bin", changed / "val_000000.bin")
     assert [line[:26] for line in warnings("--steps 8 --seed 7")] == ["warning: the val data diff"]
+
+
+def test_the_model_card_tells_of_the_run_and_may_be_edited(tmp_path, data):
+    out = train(RUN, "--steps 4", out=tmp_path / "run", data=data)
+    card = (out.checkpoint(4) / "README.md").read_text()
+    front, text = re.fullmatch("---\n(.*?)\n---\n(.*)", card, re.DOTALL).groups()
+    assert {"library_name: transformers", "pipeline_tag: text-generation", "tags:", "- gpt2"} < set(front.splitlines())
+    assert "# license: mit" in front  # the Hub refuses an empty licence, and shows none for a comment
+    facts = dict(re.findall(r"^\* (.*?): (.*)$", text, re.MULTILINE))
+    assert facts["trained on"] == "256 tokens in 4 steps" and facts["training data"] == f"{data}/train_*.bin"
+    loss = out.val_losses()[4]
+    assert facts["validation loss"].startswith(f"{loss:.4f} nats per token, perplexity ")
+    assert f"--train-data '{data}/train_*.bin'" in text and 'pipeline("text-generation", ".")' in text
+    (out.checkpoint(4) / "README.md").write_text(card.replace("# license: mit", "license: mit"))
+    assert "damaged" not in run(train_command(RUN, "--steps 6 --resume", out=out, data=data)).err
+    assert "256 tokens" in (out.checkpoint(4) / "README.md").read_text() and out.latest() == "step_000006"
