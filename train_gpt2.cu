@@ -183,7 +183,7 @@ static Dtype compute_dtype(const Options& o) {
 }
 
 static int run_command(const Options& o, char** argv, const Launch& launch, std::unique_ptr<Comm>& comm) {
-    if (o.command == Command::tokenize) return run_tokenize(o, launch);  // no model, no device
+    if (const auto convert = file_command(o.command)) return convert(o, launch);
     const bool plans = o.command == Command::plan;
     if (plans && launch.rank > 0) return 0;  // rank 0 plans for all
     if (launch.rank == 0 && !o.quiet && !o.taken.empty())

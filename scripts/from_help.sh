@@ -4,7 +4,7 @@
 set -euo pipefail
 what=$1 program=$2
 shift 2
-commands=(train generate eval plan tokenize)
+commands=(train generate eval plan tokenize export)
 
 help_of() { "$program" "$1" --help; }
 

@@ -143,12 +143,18 @@ FileSum write_file(const std::string& path, const std::string& content) {
 }
 
 void replace_file(const std::string& path, const std::string& content) {
+    replace_file(path, [&](OutputFile& file) { file.write(content.data(), int64_t(content.size())); });
+}
+
+void replace_file(const std::string& path, const std::function<void(OutputFile&)>& write) {
     const std::string temporary = path + ".tmp";
     remove_tree(temporary);
     try {
-        write_file(temporary, content);
+        OutputFile file(temporary);
+        write(file);
+        file.finish();
         rename_path(temporary, path);
-    } catch (const Error&) {
+    } catch (...) {
         unlink(temporary.c_str());  // frees the space
         throw;
     }

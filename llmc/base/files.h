@@ -73,6 +73,7 @@ FileSum write_file(const std::string& path, const std::string& content);
 // Writes a new file or replaces a file atomically: after a crash, and for readers, it has the old or the new content.
 // A failure leaves the old content and no other file.
 void replace_file(const std::string& path, const std::string& content);
+void replace_file(const std::string& path, const std::function<void(OutputFile&)>& write);
 // `progress` is called for each part of the file that was read.
 FileSum checksum_file(const std::string& path, const std::function<void()>& progress = {});
 // Writes to disk what the system still holds of a file that other code wrote, or of the entries of a directory.

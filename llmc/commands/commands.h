@@ -10,8 +10,10 @@
 #include "parallel/launch.h"
 #include "train/run.h"
 
-// Converts text to token shards, in one process.
+// Converts text to token shards.
 int run_tokenize(const Options& options, const Launch& launch);
+// Converts a model to a GGUF file.
+int run_export(const Options& options, const Launch& launch);
 // Prints the batch, memory, time and disk space of a training run on --ranks ranks, or on as many ranks as were
 // launched.
 int run_plan(const Options& options, Dtype dtype, const Launch& launch);
@@ -21,6 +23,17 @@ int run_plan(const Options& options, Dtype dtype, const Launch& launch);
 int run_generate(const Options& options, Dtype dtype, Comm& comm);
 // Prints the loss on --val-data, whose windows the ranks can divide too.
 int run_eval(const Options& options, Dtype dtype, Comm& comm, const Launch& launch);
+
+// The function of a command that runs in one process without a device; null for other commands.
+inline auto file_command(Command command) {
+    return command == Command::tokenize ? run_tokenize : command == Command::export_model ? run_export : nullptr;
+}
+inline void check_one_process(const Options& o, const Launch& launch) {
+    const char* name = command_name(o.command);
+    ENSURE(launch.world_size == 1,
+           "%s runs in one process, but %s started %d, which would all do the same; start it without %s", name,
+           launch.launcher.c_str(), launch.world_size, launch.launcher.c_str());
+}
 
 // Options of a model that evaluates or generates: its ranks divide the layers.
 inline MemoryOptions shard_of(const Comm& tensor_ranks) {

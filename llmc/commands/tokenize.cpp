@@ -4,9 +4,7 @@
 #include "commands/commands.h"
 
 int run_tokenize(const Options& o, const Launch& launch) {
-    ENSURE(launch.world_size == 1,
-           "tokenize runs in one process, but %s started %d, which would all do the same; start it without %s",
-           launch.launcher.c_str(), launch.world_size, launch.launcher.c_str());
+    check_one_process(o, launch);
     return tokenize({.inputs = o.inputs,
                      .output = o.output,
                      .replace = o.replace,

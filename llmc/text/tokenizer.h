@@ -62,6 +62,9 @@ struct Tokenizer {
 // gaps in the ids, merges that use or make unknown tokens, added tokens that match single words only, and a
 // vocabulary without <|endoftext|>. EXIT_NO_INPUT, EXIT_BAD_DATA.
 Tokenizer load_tokenizer(const std::string& path);
+// Tokens and merges ("left right") as they are written in the files, in GPT-2's alphabet.
+std::vector<std::string> written_tokens(const Tokenizer& tokenizer);
+std::vector<std::string> written_merges(const Tokenizer& tokenizer);
 // Parse the contents of such files; `where` is named in errors.
 Tokenizer parse_tokenizer_json(const std::string& text, const std::string& where);
 // added: the content of added_tokens.json, which older versions of transformers write; "": none

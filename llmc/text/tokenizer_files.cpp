@@ -318,13 +318,20 @@ Tokenizer load_tokenizer(const std::string& path) {
 
 using nlohmann::ordered_json;
 
-// The tokens as they are written in the files.
-static std::vector<std::string> written_tokens(const Tokenizer& tokenizer) {
+std::vector<std::string> written_tokens(const Tokenizer& tokenizer) {
     std::vector<std::string> written;
     for (int id = 0; id < tokenizer.vocab_size(); id++) {
         const std::string& bytes = tokenizer.tokens[size_t(id)];
         written.push_back(is_added(tokenizer, id) ? bytes : to_alphabet(bytes));
     }
+    return written;
+}
+
+std::vector<std::string> written_merges(const Tokenizer& tokenizer) {
+    const std::vector<std::string> tokens = written_tokens(tokenizer);
+    std::vector<std::string> written;
+    for (const Merge& merge : tokenizer.merges)
+        written.push_back(tokens[size_t(merge.left)] + " " + tokens[size_t(merge.right)]);
     return written;
 }
 
@@ -354,17 +361,14 @@ static ordered_json tokenizer_json(const Tokenizer& tokenizer, const std::vector
                                         {"normalized", token.normalized},
                                         {"special", token.special}});
     file["model"]["vocab"] = vocab_object(written);
-    ordered_json& merges = file["model"]["merges"] = ordered_json::array();
-    for (const Merge& merge : tokenizer.merges)  // as strings: readers from before 2024 do not accept pairs
-        merges.push_back(written[size_t(merge.left)] + " " + written[size_t(merge.right)]);
+    file["model"]["merges"] = written_merges(tokenizer);  // as strings: readers from before 2024 do not accept pairs
     return file;
 }
 
 void save_tokenizer(const Tokenizer& tokenizer, const std::string& directory, int model_max_length) {
     const std::vector<std::string> written = written_tokens(tokenizer);
     std::string merges = "#version: 0.2\n";
-    for (const Merge& merge : tokenizer.merges)
-        merges += written[size_t(merge.left)] + " " + written[size_t(merge.right)] + "\n";
+    for (const std::string& merge : written_merges(tokenizer)) merges += merge + "\n";
     ordered_json special_tokens, config = {{"tokenizer_class", "GPT2Tokenizer"},
                                            {"model_max_length", model_max_length},
                                            {"add_prefix_space", false},

@@ -20,7 +20,7 @@
 #include "base/json.h"
 #include "base/print.h"
 
-static constexpr const char* command_names[] = {"train", "generate", "eval", "plan", "tokenize", "help"};
+static constexpr const char* command_names[] = {"train", "generate", "eval", "plan", "tokenize", "export", "help"};
 
 const char* command_name(Command command) { return command_names[int(command)]; }
 
@@ -137,7 +137,7 @@ Parser::Parser(const Options& options) : o(options) {
     app.allow_extras();
     help = app.add_flag("-h,--help");
     version = app.add_flag("--version");
-    enum : unsigned { TRAINING = 1 | 8, GENERATE = 2, EVAL = 4, PLAN = 8, TOKENIZE = 16 };  // 1 << Command
+    enum : unsigned { TRAINING = 1 | 8, GENERATE = 2, EVAL = 4, PLAN = 8, TOKENIZE = 16, EXPORT = 32 };  // 1 << Command
     const unsigned own = 1u << int(o.command);
     y = own & TRAINING ? app.add_option("-y")->take_last() : help;
     const char* section = "";
@@ -376,11 +376,13 @@ std::string Parser::unknown(const std::string& name) const {
 
 std::string Parser::help_text(const std::string& program) const {
     const std::string p = message_text(program);
-    const char* inputs = o.command == Command::tokenize ? " INPUT...    files, or folders of them," : "";
+    const char* inputs = o.command == Command::tokenize       ? " INPUT...    files, or folders of them,"
+                         : o.command == Command::export_model ? " DIR FILE.gguf    a model as --init has it,"
+                                                              : "";
     std::string out = "usage: " + p + " " + command_names[int(o.command)] + inputs + " [options]\n";
     if (o.command == Command::train)
         out = "usage: " + p + " [train] [options]\n       " + p +
-              " generate | eval | plan | tokenize [options]    each with its own --help\n";
+              " generate | eval | plan | tokenize | export [options]    each with its own --help\n";
     std::string shown;
     for (const Declared& d : all) {
         if (shown != d.section) out += "\n" + (shown = d.section) + ":\n";
@@ -411,8 +413,8 @@ static std::vector<std::string> reversed(Parser& p, const char* const* begin, co
 }
 
 void Parser::read_command_line(int argc, const char* const* argv) {
-    // Everything after "--" is an input of tokenize, also if it looks like an option.
-    const bool has_inputs = o.command == Command::tokenize;
+    // Everything after "--" is an input, also if it looks like an option.
+    const bool has_inputs = o.command == Command::tokenize || o.command == Command::export_model;
     const char* const* end = has_inputs ? std::find(argv, argv + argc, std::string("--")) : argv + argc;
     try {
         app.parse(reversed(*this, argv, end));
@@ -452,7 +454,8 @@ static Command find_command(const std::string& first) {
         if (first == command_names[i]) return Command(i);
     const std::string use = replacement(first);
     ENSURE(use.empty(), "%s", use.c_str());
-    fail(EXIT_USAGE, "unknown command '%s'; the commands are train, generate, eval, plan and tokenize (see --help)",
+    fail(EXIT_USAGE,
+         "unknown command '%s'; the commands are train, generate, eval, plan, tokenize and export (see --help)",
          first.c_str());
 }
 
@@ -513,6 +516,14 @@ static void check_tokenize(Options& o) {
     if (o.val_fraction == -1) o.val_fraction = o.val_tokens > 0 ? 0.0 : 0.05;
 }
 
+static void check_export(Options& o) {
+    ENSURE(o.inputs.size() == 2,
+           "export takes a model and a new file, such as: export out/d12 d12.gguf --type q8_0; it got %zu names",
+           o.inputs.size());
+    ENSURE(o.inputs[1].ends_with(".gguf"), "%s: the file to write must end in .gguf", o.inputs[1].c_str());
+    o.init = o.inputs[0];
+}
+
 Options parse_options(int argc, const char* const* argv) {
     const std::string program = argc > 0 ? argv[0] : "train_gpt2", first = argc > 1 ? argv[1] : "";
     Options defaults;
@@ -536,6 +547,7 @@ Options parse_options(int argc, const char* const* argv) {
     if (trains) check_training(o);
     o.default_model |= o.resume && !has_shape;  // the checkpoint's shape is used
     if (o.command == Command::tokenize) check_tokenize(o);
+    if (o.command == Command::export_model) check_export(o);
     ENSURE(o.command != Command::eval || !o.val_data.empty(),
            "--val-data is missing: quote a pattern of token shards to evaluate on");
     ENSURE(o.prompt.empty() || o.prompt_file.empty(), "--prompt and --prompt-file are two texts to continue; give one");

@@ -9,7 +9,7 @@
 #include "model/params.h"
 
 // help: --help or --version was given; the answer is in Options::text, to be printed on stdout.
-enum class Command { train, generate, eval, plan, tokenize, help };
+enum class Command { train, generate, eval, plan, tokenize, export_model, help };
 
 struct Options {
     Command command = Command::train;
@@ -23,7 +23,7 @@ struct Options {
     bool allow_other_tokenizer = false;  // for data made with another tokenizer
     std::string model;                   // a name of config_by_name; empty: layers, heads and channels, or init
     bool default_model = false;          // no shape was given: --resume uses the checkpoint's shape
-    std::string init;                    // a Hugging Face directory, a checkpoint, or a run's output directory
+    std::string init;                    // a Hugging Face directory, a checkpoint, a run's output, or llm.c's .bin
     int layers = 0, heads = 0, channels = 0;
     int vocab_size = 0;              // 0: the tokenizer's, or 50257
     int seq_len = 0;                 // T; 0: the model's positions
@@ -94,8 +94,11 @@ struct Options {
     std::string measure = "on";
     double dollars_per_hour = 0;  // 0: unknown
 
+    // export
+    std::string type = "f16";  // type of the matrices in the file
+
     // tokenize
-    std::vector<std::string> inputs;
+    std::vector<std::string> inputs;  // also of export: the model and the new file
     bool special_tokens = false, skip_bad_lines = false;
     int train_bpe = 0;         // vocabulary size; 0: off
     double val_fraction = -1;  // 0: nothing is held out; -1: 0.05, or 0 with val_tokens

@@ -88,8 +88,10 @@ static std::set<std::string> tokenizer_folders(const std::string& pattern, const
 static void find_tokenizer(RunStart& source, const Options& o) {
     std::vector<std::string> places;
     if (!o.tokenizer.empty()) places.push_back(o.tokenizer);
-    if (!source.weights.empty() && has_tokenizer(source.weights)) places.push_back(source.weights);
-    if (o.command == Command::generate && places.size() > 1) places.pop_back();  // the user has chosen
+    const std::string beside = is_directory(source.weights) ? source.weights : parent_directory(source.weights);
+    if (!source.weights.empty() && has_tokenizer(beside)) places.push_back(beside);
+    const bool needs_one = o.command == Command::generate || o.command == Command::export_model;
+    if (needs_one && places.size() > 1) places.pop_back();  // the user has chosen
     for (const std::string& folder : tokenizer_folders(o.train_data, "--train-data")) places.push_back(folder);
     for (const std::string& folder : tokenizer_folders(o.val_data, "--val-data")) places.push_back(folder);
     for (const std::string& place : places) {

@@ -1,0 +1,32 @@
+// export.cpp: the command `export`: converts a model to a GGUF file (checkpoint/gguf.h).
+#include <algorithm>
+
+#include "base/print.h"
+#include "checkpoint/gguf.h"
+#include "commands/commands.h"
+#include "train/run.h"
+
+// A model may have more tokens than its tokenizer: these get names that no text has.
+static GGUFVocabulary vocabulary_of(const Tokenizer& tokenizer, int V) {
+    using Type = GGUFVocabulary::Type;
+    GGUFVocabulary out = {written_tokens(tokenizer), {}, written_merges(tokenizer), tokenizer.end_of_text};
+    out.types.assign(size_t(V), Type::unused);
+    std::fill_n(out.types.begin(), tokenizer.vocab_size(), Type::normal);
+    for (const AddedToken& token : tokenizer.added)
+        out.types[size_t(token.id)] = token.special ? Type::control : Type::user_defined;
+    while (int(out.tokens.size()) < V) out.tokens.push_back(format("[PAD%zu]", out.tokens.size()));
+    return out;
+}
+
+int run_export(const Options& o, const Launch& launch) {
+    check_one_process(o, launch);
+    const std::string path = o.inputs[1];
+    if (path_exists(path))
+        fail(EXIT_CANNOT_CREATE, "%s exists and is not replaced; remove it, or give another name", path.c_str());
+    const RunStart source = find_trained_model(o, true, Comm());
+    const std::string written =
+        write_gguf(path, source.weights, source.config, vocabulary_of(*source.tokenizer, source.config.V), o.type);
+    print_stdout(format("%s: %s as %s, %s, %s\n", message_text(path).c_str(), message_text(source.weights).c_str(),
+                        o.type.c_str(), written.c_str(), human_bytes(InputFile(path).size).c_str()));
+    return 0;
+}
