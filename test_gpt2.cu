@@ -97,11 +97,6 @@ static Reference open_reference(const std::string& path) {
     return r;
 }
 
-static std::string hf_name(Param p, int l) {
-    const ParamSpec& spec = param_table[p];
-    return spec.scope == Scope::layer ? format("h.%d.%s", l, spec.hf_name) : spec.hf_name;
-}
-
 // Converts a tensor from Hugging Face's layout to that of memory; padded rows are zero.
 static std::vector<float> to_memory(const std::vector<float>& hf, const ParamLayout& layout, Param p) {
     std::vector<float> out(layout.size(p), 0.0f);

@@ -101,6 +101,7 @@ HFConfig parse_hf_config(const std::string& text, const std::string& path) {
 }
 
 HFConfig read_hf_config(const std::string& dir) {
+    if (is_llmc_model(dir)) return {.model = read_llmc_config(dir)};
     const std::string path = dir + "/config.json";
     return parse_hf_config(read_file(path, 1 << 20), path);
 }
@@ -153,7 +154,7 @@ std::string hf_generation_config_json(const HFConfig& config) {
 
 // ---- tensors
 
-static std::string hf_name(Param p, int l) {
+std::string hf_name(Param p, int l) {
     const ParamSpec& spec = param_table[p];
     return spec.scope == Scope::layer ? format("h.%d.%s", l, spec.hf_name) : spec.hf_name;
 }
@@ -257,15 +258,15 @@ static const TensorInfo& find_tensor(const Safetensors& file, const std::string&
 
 // Refuses NaN and infinity: they spread to every result, and a later checkpoint would not show the damage. A value
 // above bf16's largest becomes infinite in a bf16 model.
-static void check_finite(const Safetensors& file, const TensorInfo& tensor, const float* values) {
+void check_finite(const std::string& path, const std::string& tensor, const float* values, int64_t count) {
     constexpr float largest = 0x1.fep127f;  // the largest finite bf16: 3.39e38
     int64_t bad = 0;                        // counted: a loop without an exit is vectorized
-    for (int64_t i = 0; i < tensor.elements(); i++) bad += !(std::fabs(values[i]) <= largest);
+    for (int64_t i = 0; i < count; i++) bad += !(std::fabs(values[i]) <= largest);
     if (bad == 0) return;
     int64_t first = 0;
     while (std::fabs(values[first]) <= largest) first++;
     fail(EXIT_BAD_DATA, "%s: element %lld of %s is %g, so the model cannot be computed; use an earlier checkpoint",
-         file.path.c_str(), static_cast<long long>(first), printable(tensor.name).c_str(), double(values[first]));
+         path.c_str(), static_cast<long long>(first), printable(tensor).c_str(), double(values[first]));
 }
 
 // Reads one tensor into memory layout; padded rows are zero.
@@ -276,7 +277,7 @@ static void read_param(const Safetensors& file, const TensorInfo& tensor, const 
     if (transposes) transposed.resize(std::max(transposed.size(), size_t(layout.size(p))));
     float* from = transposes ? transposed.data() : memory.data();
     file.read(from, tensor);
-    check_finite(file, tensor, from);
+    check_finite(file.path, tensor.name, from, tensor.elements());
     if (transposes)
         transpose_columns(memory.data(), from, layout.cols(p), layout.rows(p), layout.rows(p));
     else
@@ -361,9 +362,12 @@ static Safetensors open_weights(const std::string& dir, const ParamLayout& layou
     return file;
 }
 
-void check_weights(const std::string& dir, const GPT2Config& config) { open_weights(dir, ParamLayout(config)); }
+void check_weights(const std::string& dir, const GPT2Config& config) {
+    if (!is_llmc_model(dir)) open_weights(dir, ParamLayout(config));  // else read_hf_config has checked the file
+}
 
 void load_weights(const std::string& dir, const ParamLayout& layout, const TensorWriter& write) {
+    if (is_llmc_model(dir)) return load_llmc_weights(dir, layout, write);
     const Safetensors file = open_weights(dir, layout);
     if (const TensorInfo* head = file.find("lm_head.weight")) check_tied(file, *head, *file.find("wte.weight"));
     read_tensors(file, {WEIGHTS, ""}, layout, write);

@@ -21,7 +21,8 @@ struct HFConfig {
 // (EXIT_BAD_DATA) a model that this program does not implement, with the key, its value and the reason: an activation
 // other than tanh GELU, n_inner other than 4 n_embd, cross attention, attention variants, another epsilon.
 HFConfig parse_hf_config(const std::string& text, const std::string& path);
-HFConfig read_hf_config(const std::string& dir);  // fails with EXIT_NO_INPUT if DIR/config.json is missing
+// Fails with EXIT_NO_INPUT if DIR/config.json is missing. dir, here and below, may also be llm.c's .bin.
+HFConfig read_hf_config(const std::string& dir);
 
 // The contents of config.json and of generation_config.json. torch_dtype is the dtype of model.safetensors: "float32"
 // or "bfloat16".
@@ -54,6 +55,8 @@ TensorView view_copies(const ParamLayout& layout, const TensorSource& read);
 // A view of flat host buffers of layout.total floats, one buffer per slot.
 TensorView view_flat(const ParamLayout& layout, const std::vector<const float*>& slots);
 
+std::string hf_name(Param p, int l);  // "h.0.ln_1.bias"
+
 // A group of tensors in a file: all parameters of one slot, with a common name prefix.
 struct TensorGroup {
     Slot slot;
@@ -69,6 +72,9 @@ FileSum write_tensors(const std::string& path, const ParamLayout& layout, const 
 void read_tensors(const Safetensors& file, const TensorGroup& group, const ParamLayout& layout,
                   const TensorWriter& write);
 
+// Refuses NaN and infinity in a tensor (EXIT_BAD_DATA).
+void check_finite(const std::string& path, const std::string& tensor, const float* values, int64_t count);
+
 // Loads weights only (slot WEIGHTS) from any Hugging Face GPT-2 directory: model.safetensors or the files of its index;
 // names with or without "transformer.", "module." and "_orig_mod."; F32, BF16 or F16. Ignores causal masks, and an
 // lm_head that equals wte. The error names a tensor that is missing, unexpected, of a wrong shape or not finite
@@ -76,3 +82,9 @@ void read_tensors(const Safetensors& file, const TensorGroup& group, const Param
 void load_weights(const std::string& dir, const ParamLayout& layout, const TensorWriter& write);
 // Refuses the same missing, unexpected and wrong tensors before any memory is taken: only the header is read.
 void check_weights(const std::string& dir, const GPT2Config& config);
+
+// llm.c's model files (llmc_bin.cpp). is_llmc_model: whether the path is a file with their magic number. Another
+// version, unsupported sizes, and a file that is not as long as its header says are refused (EXIT_BAD_DATA).
+bool is_llmc_model(const std::string& path);
+GPT2Config read_llmc_config(const std::string& path);
+void load_llmc_weights(const std::string& path, const ParamLayout& layout, const TensorWriter& write);

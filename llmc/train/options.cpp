@@ -459,12 +459,10 @@ static Command find_command(const std::string& first) {
          first.c_str());
 }
 
-// Resolves the ways to choose a model. --model is also llm.c's -e: "d12", "gpt2:d12", or a directory to start from.
+// Resolves the ways to choose a model. --model is also llm.c's -e: "d12", "gpt2:d12", or weights to start from.
 static void sort_out_model(Options& o) {
     if (o.model.starts_with("gpt2:")) o.model.erase(0, 5);
-    ENSURE(!o.model.ends_with(".bin"),
-           "--model %s: llm.c's model files cannot be read; give --init a Hugging Face directory", o.model.c_str());
-    if (o.model.find('/') != std::string::npos || o.model == "." || o.model == "..") {
+    if (o.model.find('/') != std::string::npos || o.model == "." || o.model == ".." || o.model.ends_with(".bin")) {
         ENSURE(o.init.empty() || o.init == o.model, "--model %s and --init %s are two places to start from; give one",
                o.model.c_str(), o.init.c_str());
         o.init = std::exchange(o.model, "");

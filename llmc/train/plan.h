@@ -17,7 +17,7 @@ struct Options;
 struct RunStart {
     GPT2Config config;
     int end_of_text = 50256;  // token id, from config.json beside the weights
-    std::string weights;      // Hugging Face directory or checkpoint; empty: initialized from the seed
+    std::string weights;      // Hugging Face directory, checkpoint, or llm.c's .bin; empty: initialized from the seed
     std::string resume;       // checkpoint that training continues; empty: a new run
     std::optional<Tokenizer> tokenizer;
     std::string tokenizer_path;      // empty: no tokenizer

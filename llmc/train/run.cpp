@@ -45,13 +45,13 @@ static std::string search(FoundCheckpoint (*find)(const std::string&, const Veri
 }
 
 // Returns the directory that --init means: DIR for DIR/model.safetensors, and the checkpoint that the files OUTPUT/best
-// and OUTPUT/latest name.
+// and OUTPUT/latest name. llm.c's .bin stands for itself.
 static std::string directory_of_init(const std::string& init) {
     const std::string folder = parent_directory(init), name = init.substr(init.rfind('/') + 1);
     if (!path_exists(init))
         fail(EXIT_NO_INPUT, "--init %s: there is no such directory; nothing is downloaded, so give a local one",
              init.c_str());
-    if (is_directory(init)) return init;
+    if (is_directory(init) || is_llmc_model(init)) return init;
     if (name == "model.safetensors") return folder;
     if (name == "best" || name == "latest") {
         const std::string checkpoint = read_file(init, 256);
@@ -59,13 +59,14 @@ static std::string directory_of_init(const std::string& init) {
     }
     fail(EXIT_NO_INPUT,
          "--init %s is a file: give a directory with config.json and model.safetensors, such as save_pretrained() of "
-         "transformers makes from a .pt or .bin file, or a checkpoint, or the output of a run",
+         "transformers makes from a .pt or .bin file, or a checkpoint, or the output of a run, or a model of llm.c",
          init.c_str());
 }
 
-// Finds the weights of --init: in this directory, or in the newest checkpoint of a run's output.
+// Finds the weights of --init: in this directory, in the newest checkpoint of a run's output, or in llm.c's .bin.
 static void resolve_init(const Options& o, RunStart& start, const Comm& comm) {
-    start.weights = search(find_model, directory_of_init(o.init), start, comm);
+    start.weights = directory_of_init(o.init);
+    if (is_directory(start.weights)) start.weights = search(find_model, start.weights, start, comm);
 }
 
 static bool has_tokenizer(const std::string& dir) {

@@ -1,6 +1,6 @@
 """test_readme.py: runs the commands of README.md and docs/ as they are written there, followed by options for a small
 model and a few steps. Downloads come from a folder on this machine. Commands that cannot run here are in blocks
-```sh network, ```sh gpu or ```sh ci; every command of a block ```sh is in COMMANDS."""
+```sh network, ```sh gpu, ```sh elsewhere or ```sh ci; every command of a block ```sh is in COMMANDS."""
 
 import hashlib
 import json
@@ -23,6 +23,7 @@ COMMANDS = {  # the beginning of a command: the options that are put after it
     "data/bible_austen.sh": "",
     "./train_gpt2 --train-data 'data/bible_austen": f"{SHORT} --val-every 2",
     "./train_gpt2 generate --init out/bible_austen": "--max-tokens 3",
+    "./train_gpt2 export out/bible_austen": "",
     "./train_gpt2 --ranks 2": f"{SHORT} --val-every 0",
 }
 
@@ -78,8 +79,9 @@ def test_the_quick_start(tree):
     make_script(tree / "bin/bible", f"cat '{tree}/verses'")
     make_script(tree / "bin/apt-get", "exit 100")  # it continues with the Bible alone
     for command in ("data/bible_austen.sh", "./train_gpt2 --train-data 'data/bible_austen",
-                    "./train_gpt2 generate --init out/bible_austen"):
+                    "./train_gpt2 generate --init out/bible_austen", "./train_gpt2 export out/bible_austen"):
         as_written(command, tree)
+    assert (tree / "bible.gguf").read_bytes()[:4] == b"GGUF"
     text = (tree / "data/bible_austen/text/king_james_bible.txt").read_text()
     assert len([line for line in text.splitlines() if line]) == 31102
 
