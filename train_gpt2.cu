@@ -208,7 +208,7 @@ int main(int argc, char** argv) {
         prepare_standard_streams();
         const Options options = parse_options(argc, argv);
         if (options.command == Command::help) {
-            print_stdout(options.text);
+            print_stdout(options.answer);
             return 0;
         }
         launch = find_launch(getenv);

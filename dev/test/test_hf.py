@@ -1,15 +1,17 @@
 """test_hf.py: Hugging Face's transformers and tokenizers compute what the program computes, and each reads the files of
-the other. By name only (-m hf): pip install torch transformers tokenizers for the Python that runs pytest.
+the other. By name only (-m hf): pip install torch transformers tokenizers lm-eval==0.4.13, for the Python that runs it.
 """
 
 import array
 import json
+import os
 import random
 import struct
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from harness import PROGRAM, ROOT, Run, run, train
+from harness import PROGRAM, ROOT, Run, make_shards, run, train
 
 pytestmark = pytest.mark.hf
 DATA = ROOT.parent / "shared/data"  # where it is there, GPT-2's vocabulary and tinyshakespeare
@@ -100,6 +102,89 @@ def test_the_likeliest_text_with_a_repetition_penalty_is_that_of_transformers(pe
     ours = run(PROGRAM, "generate --precision fp32 --temperature 0 --max-tokens 40 --prompt 'the old king' --init",
                trained_long, "--repetition-penalty", penalty).out
     assert ours == tokenizer.decode(theirs[0], skip_special_tokens=True, clean_up_tokenization_spaces=False) + "\n"
+
+
+# ---- evaluation
+
+
+def rows_of_eval(model, rows, file, *options):
+    """Returns the results of the rows by `train_gpt2 eval`, and the table."""
+    table = run(PROGRAM, "eval --precision fp32", ["--init", model, "--task", rows, "--rows", file], *options,
+                limit=3600).out
+    return [json.loads(line) for line in file.read_text().splitlines()], table
+
+
+@pytest.mark.parametrize("prepend", [False, True])
+def test_each_row_has_the_log_probability_of_transformers(prepend, hf, data, tmp_path):
+    out = train("--steps 1 --warmup 0 --precision fp32", out=tmp_path / "run", data=data)
+    model, end = load(hf, out.checkpoint(1)), [299] * prepend
+    tokenizer = hf.transformers.AutoTokenizer.from_pretrained(out.checkpoint(1))
+    rng, words = random.Random(3), "the a king queen old young saw heard of and to in house river went came".split()
+    texts = [[" ".join(rng.choices(words, k=rng.randrange(1, 9))) for _ in range(3)] for _ in range(200)]
+    (tmp_path / "task").write_text("".join(
+        json.dumps({"query": query, "choices": choices, "gold": 0}) + "\n" for query, *choices in texts))
+    found, _ = rows_of_eval(out.checkpoint(1), tmp_path / "task", tmp_path / "rows", *["--prepend-eot"] * prepend)
+    for row, (query, *choices) in zip(found, texts):
+        for ours, count, greedy, choice in zip(row["logprobs"], row["tokens"], row["greedy"], choices):
+            tokens = (end + tokenizer(f"{query} {choice}")["input_ids"])[-17:]  # the context has 16 positions
+            with hf.torch.no_grad():
+                logits = model(hf.torch.tensor([tokens[:-1]])).logits[0].log_softmax(-1)[-count:]
+            theirs = logits.gather(1, hf.torch.tensor(tokens[-count:])[:, None]).sum().item()
+            assert abs(ours - theirs) < 1e-4 * count
+            assert greedy == (logits.argmax(-1).tolist() == tokens[-count:])
+
+
+TASKS = {"piqa": """
+output_type: multiple_choice
+doc_to_text: "{{query}}"
+doc_to_choice: "{{choices}}"
+doc_to_target: gold
+metric_list: [{metric: acc}, {metric: acc_bytes}]
+""", "lambada_openai": """
+output_type: loglikelihood
+doc_to_text: "{{context}}"
+doc_to_target: "{{' ' + continuation}}"
+metric_list: [{metric: acc}, {metric: perplexity}]
+"""}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_each_row_has_the_log_probability_and_the_accuracy_of_lm_eval(task, hf, tmp_path):
+    """MODEL names a trained model; else a small one is trained for a few steps."""
+    lm_eval, rows = pytest.importorskip("lm_eval"), DATA / f"eval/{task}.jsonl"
+    if not rows.exists():
+        pytest.skip(f"{rows} is not there")
+    model = os.environ.get("MODEL")
+    if not model:
+        data = make_shards(tmp_path / "data", (DATA / "tinyshakespeare/input.txt").read_text(), vocab=4096)
+        model = train("--channels 64 --seq-len 256 --global-batch 2048 --steps 30", out=tmp_path / "run", data=data)
+        model = model.checkpoint(30)
+    found, table = rows_of_eval(model, rows, tmp_path / "rows")
+    # lm-eval refuses continuations that are longer than the context.
+    positions = json.loads((Path(model) / "config.json").read_text())["n_positions"]
+    docs = [json.loads(line) for line in rows.read_text().splitlines()]
+    kept = [(row, doc) for row, doc in zip(found, docs, strict=True) if max(row["tokens"]) < positions]
+    (tmp_path / "kept.jsonl").write_text("".join(json.dumps(doc) + "\n" for _, doc in kept))
+    (tmp_path / "task.yaml").write_text(f"task: rows\ndataset_path: json\ntest_split: test\ndataset_kwargs: "
+                                        f"{{data_files: {{test: {tmp_path}/kept.jsonl}}}}\n{TASKS[task]}")
+    from lm_eval.models.huggingface import HFLM
+    result = lm_eval.simple_evaluate(
+        HFLM(pretrained=str(model), dtype="float32", device="cpu", batch_size=16), tasks=["rows"], bootstrap_iters=0,
+        task_manager=lm_eval.tasks.TaskManager(include_path=str(tmp_path), include_defaults=False), log_samples=True)
+    samples = sorted(result["samples"]["rows"], key=lambda sample: sample["doc_id"])
+    worst = 0.0
+    for (row, doc), sample in zip(kept, samples, strict=True):
+        theirs = [response[0] for response in sample["resps"]]
+        worst = max(worst, *(abs(a - b[0]) / n for a, b, n in zip(row["logprobs"], theirs, row["tokens"])))
+        assert row["greedy"] == [greedy for _, greedy in theirs], row
+        hit = row["prediction"] == row["gold"] if "gold" in row else row["greedy"][0]
+        assert hit == sample["acc"], row
+        if "gold" in row:
+            by_byte = [value / len(choice.encode()) for value, choice in zip(row["logprobs"], doc["choices"])]
+            assert (by_byte.index(max(by_byte)) == row["gold"]) == sample["acc_bytes"], row
+    print(f"{table}{len(kept)} of {len(found)} rows in lm-eval: {result['results']['rows']}\n"
+          f"largest difference per token {worst:.1e}")
+    assert worst < 1e-4
 
 
 # ---- tokens

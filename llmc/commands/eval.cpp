@@ -1,13 +1,25 @@
-// eval.cpp: the command `eval`: computes the loss of a trained model on token shards.
+// eval.cpp: the command `eval`: the loss of a trained model on token shards or on a text, and its accuracy in tasks.
 #include "infer/eval.h"
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <sstream>
 
 #include "base/print.h"
+#include "base/files.h"
 #include "commands/commands.h"
+#include "infer/tasks.h"
 #include "model/mfu.h"
 #include "train/run.h"
+
+namespace {
+struct Scored {
+    std::string name;
+    std::vector<const Sequence*> sequences;
+    bool greedy;
+};
+}  // namespace
 
 static std::string gib(int64_t bytes) { return plain_number(double(bytes) / double(1 << 30)) + " GiB"; }
 
@@ -30,16 +42,87 @@ static void check_memory(const Options& o, const GPT2Config& config, int T, cons
          gib(bytes(o.micro_batch)).c_str(), gib(available).c_str(), advice.c_str());
 }
 
+// Reports progress to the watchdog, and on rank 0 to the user.
+static std::function<bool(int64_t, int64_t)> report_batches(ProgressLine& progress, Comm& comm) {
+    return [&](int64_t done, int64_t of) {
+        comm.reached("batch", done);
+        if (comm.rank == 0 && progress.due())
+            progress.show(format("%lld/%lld batches", static_cast<long long>(done), static_cast<long long>(of)));
+        return true;
+    };
+}
+
 template <class floatX>
-static int eval_loss(const Options& o, Comm& comm, const Launch& launch) {
-    const Groups groups = make_groups(comm, o.tensor_parallel);
-    const bool prints = comm.rank == 0;
-    const RunStart source = find_trained_model(o, false, comm);
-    check_tensor_parallel(o, source.config, source.config.max_T, comm.world_size);
-    const int T = o.seq_len ? o.seq_len : source.config.max_T;
-    check_tokens_at_once(o.micro_batch, T);
-    check_memory<floatX>(o, source.config, T, shard_of(groups.tp),
-                         device_bytes_free(std::max(1, launch.local_world_size)));
+static void check_finite(double loss, const RunStart& source, const std::string& data) {
+    if (!std::isfinite(loss))
+        fail(EXIT_BAD_DATA, "the loss of %s on %s is %s: with these weights, values exceed the range of %s",
+             source.weights.c_str(), data.c_str(), std::isnan(loss) ? "NaN" : "infinite", dtype_name(dtype_of<floatX>));
+}
+
+// Loads the model and scores sequences in several parts. Refuses a score that is not finite.
+template <class floatX>
+static std::vector<std::vector<Score>> score_all(const Options& o, Comm& comm, const Groups& groups,
+                                                 const RunStart& source, int T, const std::vector<Scored>& parts) {
+    compare_ranks(comm, o, source, nullptr);
+    GPT2<floatX> model(source.config, Purpose::eval, o.micro_batch, T, shard_of(groups.tp));
+    load_model(model, source, comm, groups.tp);
+    ProgressLine progress;
+    std::vector<std::vector<Score>> scores;
+    for (const auto& [name, sequences, greedy] : parts) {
+        scores.push_back(*score(model, sequences, greedy, groups.dp, report_batches(progress, comm)));
+        for (const Score& s : scores.back()) check_finite<floatX>(s.logprob, source, name);
+    }
+    comm.reached("the end");
+    return scores;
+}
+
+// --task: prints a line for each task.
+template <class floatX>
+static void eval_tasks(const Options& o, Comm& comm, const Groups& groups, const RunStart& source, int T) {
+    const std::vector<Task> tasks = read_tasks(o.task, *source.tokenizer, o.prepend_eot, T);
+    std::vector<Scored> parts;
+    for (const Task& t : tasks) parts.push_back({t.name, t.sequences(), !t.has_choices() || !o.rows.empty()});
+    const auto scores = score_all<floatX>(o, comm, groups, source, T, parts);
+    if (comm.rank != 0) return;
+    std::vector<Row> table;
+    std::string rows;
+    for (size_t i = 0; i < tasks.size(); i++) {
+        table.push_back({tasks[i].name, summarize(tasks[i], scores[i]).text()});
+        if (!o.rows.empty()) rows += rows_json(tasks[i], scores[i]);
+    }
+    if (!o.rows.empty()) replace_file(o.rows, rows);
+    for (const std::string& line : table_lines(table)) print_stdout(line + "\n");
+}
+
+// --text: the text as one document, after <|endoftext|>.
+template <class floatX>
+static void eval_text(const Options& o, Comm& comm, const Groups& groups, const RunStart& source, int T) {
+    const std::string text = read_file(o.text, int64_t(1) << 31);
+    std::istringstream stream(text);
+    const double words = double(std::distance(std::istream_iterator<std::string>(stream), {}));
+    std::vector<int> tokens = {source.tokenizer->end_of_text};
+    Encoder encoder(*source.tokenizer);
+    encode(encoder, text, tokens);
+    ENSURE(words > 0, "--text %s has no words", o.text.c_str());
+    ENSURE(o.stride <= T, "--stride %d is more than the %d tokens of a window; give that or less", o.stride, T);
+    const std::vector<Sequence> windows = text_windows(tokens, T, o.stride ? o.stride : T);
+    std::vector<const Sequence*> sequences;
+    for (const Sequence& window : windows) sequences.push_back(&window);
+    const std::vector<Scored> parts = {{o.text, sequences, false}};
+    const auto scores = score_all<floatX>(o, comm, groups, source, T, parts);
+    double loss = 0.0;
+    for (const Score& s : scores[0]) loss -= s.logprob;
+    if (comm.rank != 0) return;
+    const int64_t count = int64_t(tokens.size()) - 1;
+    print_stdout(format("%s on %s: %.6f bits per byte, word perplexity %.4f, loss %.6f nats per token, over %s\n",
+                        message_text(source.weights).c_str(), message_text(o.text).c_str(),
+                        loss / double(text.size()) / std::log(2.0), std::exp(loss / words), loss / double(count),
+                        counted(count, "token").c_str()));
+}
+
+// --val-data
+template <class floatX>
+static void eval_loss(const Options& o, Comm& comm, const Groups& groups, const RunStart& source, int T) {
     DataLoaderConfig data = {o.val_data, "--val-data", o.micro_batch, T, source.config.V};
     data.rank = groups.dp.rank;
     data.world_size = groups.dp.world_size;
@@ -51,27 +134,32 @@ static int eval_loss(const Options& o, Comm& comm, const Launch& launch) {
     GPT2<floatX> model(source.config, Purpose::eval, o.micro_batch, T, shard_of(groups.tp));
     load_model(model, source, comm, groups.tp);
     ProgressLine progress;
-    const auto show = [&](int64_t done, int64_t of) {
-        comm.reached("batch", done);
-        if (prints && progress.due())
-            progress.show(format("%lld/%lld batches", static_cast<long long>(done), static_cast<long long>(of)));
-        return true;
-    };
-    const double loss = *evaluate(model, loader, groups.dp, show);
+    const double loss = *evaluate(model, loader, groups.dp, report_batches(progress, comm));
     comm.reached("the end");
     progress.clear();
-    if (!std::isfinite(loss))
-        fail(EXIT_BAD_DATA, "the loss of %s on %s is %s: with these weights, values exceed the range of %s",
-             source.weights.c_str(), o.val_data.c_str(), std::isnan(loss) ? "NaN" : "infinite",
-             dtype_name(dtype_of<floatX>));
-    if (!prints) return 0;
+    check_finite<floatX>(loss, source, o.val_data);
+    if (comm.rank != 0) return;
     print_stdout(format("%s on %s: loss %.6f nats per token, perplexity %.4f, over %s of %s\n",
                         message_text(source.weights).c_str(), message_text(o.val_data).c_str(), loss, std::exp(loss),
                         counted(loader.num_windows, "window").c_str(), counted(T, "token").c_str()));
+}
+
+template <class floatX>
+static int evaluate_model(const Options& o, Comm& comm, const Launch& launch) {
+    const Groups groups = make_groups(comm, o.tensor_parallel);
+    const RunStart source = find_trained_model(o, o.val_data.empty(), comm);
+    check_tensor_parallel(o, source.config, source.config.max_T, comm.world_size);
+    const int T = o.seq_len ? o.seq_len : source.config.max_T;
+    check_tokens_at_once(o.micro_batch, T);
+    check_memory<floatX>(o, source.config, T, shard_of(groups.tp),
+                         device_bytes_free(std::max(1, launch.local_world_size)));
+    if (!o.task.empty()) eval_tasks<floatX>(o, comm, groups, source, T);
+    if (!o.text.empty()) eval_text<floatX>(o, comm, groups, source, T);
+    if (!o.val_data.empty()) eval_loss<floatX>(o, comm, groups, source, T);
     return 0;
 }
 
 int run_eval(const Options& o, Dtype dtype, Comm& comm, const Launch& launch) {
     batch_memory_advice = "lower --micro-batch or --seq-len";
-    return with_dtype(dtype, [&]<class floatX>(floatX) { return eval_loss<floatX>(o, comm, launch); });
+    return with_dtype(dtype, [&]<class floatX>(floatX) { return evaluate_model<floatX>(o, comm, launch); });
 }

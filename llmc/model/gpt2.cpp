@@ -243,7 +243,7 @@ void GPT2<floatX>::decode(const int* token, int t) {
 template <class floatX>
 void GPT2<floatX>::forward(const int* tokens, int B, int T, int decode_at) {
     const ProfileRange range("forward");
-    INVARIANT(B <= this->B && T <= this->T,
+    INVARIANT(int64_t(B) * T <= int64_t(this->B) * this->T && T <= this->T,
               "a micro-batch of %d x %d tokens does not fit: the model has memory for %d x %d", B, T, this->B, this->T);
     INVARIANT(!divides_rows(B * T) || T % layout.shard.count == 0, "%d tokens cannot be divided among %d ranks", T,
               layout.shard.count);

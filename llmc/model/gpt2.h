@@ -25,7 +25,7 @@ struct GPT2 {
     Purpose purpose;
     Recompute recompute;
     bool fp8, shard_gradients, sequence_parallel;
-    int B, T;        // the largest micro-batch that fits
+    int B, T;        // the largest micro-batch; more sequences fit if they are so much shorter
     int logit_rows;  // rows of logits in memory at a time
     Stream stream = nullptr;
     Comm* tensor_ranks = nullptr;  // the tensor-parallel ranks, of which this rank has layout.shard; null: none
@@ -59,8 +59,8 @@ struct GPT2 {
 
     // The smallest number of tokens of a sequence, from T up, that forward takes: sequence parallelism divides them.
     int divisible_tokens(int T) const { return sequence_parallel ? round_up(T, layout.shard.count) : T; }
-    // tokens (B, T) on the device; B and T are at most the model's. The last result is acts.lnf, the input of the head:
-    // backward or token_losses computes the logits and losses. decode_at: see decode; -1: whole sequences.
+    // tokens (B, T) on the device; T and B * T are at most the model's. The last result is acts.lnf, the input of the
+    // head: backward or token_losses computes the logits and losses. decode_at: see decode; -1: whole sequences.
     void forward(const int* tokens, int B, int T, int decode_at = -1);
     // After forward: writes the loss of each token to acts.losses. Computes no gradients.
     void token_losses(const int* targets, int B, int T);

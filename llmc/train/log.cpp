@@ -16,6 +16,7 @@
 #include "base/common.h"
 #include "base/files.h"
 #include "base/json.h"
+#include "infer/tasks.h"
 #include "model/mfu.h"
 
 static constexpr int64_t LARGEST_LOG = int64_t(1) << 34;
@@ -249,10 +250,27 @@ void Log::step(const StepRecord& r) {
     append(step_json(options, r));
 }
 
-void Log::val(int64_t step, double val_loss) {
+void Log::val(int64_t step, double val_loss, double bytes_per_token) {
+    const double bits = bytes_per_token > 0 ? printed(val_loss) / (bytes_per_token * std::log(2.0)) : 0.0;
     print_line(format("%s | val loss %.4f | perplexity %.2f", step_of_all(options, step).c_str(), printed(val_loss),
-                      std::exp(printed(val_loss))));
-    append(LogLine("val").add("step", step).add_float("val_loss", float(val_loss)).finished());
+                      std::exp(printed(val_loss))) +
+               (bytes_per_token > 0 ? format(" | %.4f bits per byte", bits) : ""));
+    LogLine line("val");
+    line.add("step", step).add_float("val_loss", float(val_loss));
+    if (bytes_per_token > 0) line.add_float("bits_per_byte", float(bits));
+    append(line.finished());
+}
+
+void Log::eval(int64_t step, const TaskResult& r) {
+    print_line(format("%s | %s: ", step_of_all(options, step).c_str(), message_text(r.task).c_str()) + r.text());
+    LogLine line("eval");
+    line.add("step", step).add("task", json_quoted(r.task)).add("rows", r.rows).add_float("acc", float(r.acc));
+    line.add_float("acc_stderr", float(r.error_of(r.acc)));
+    if (r.has_choices)
+        line.add_float("acc_mean", float(r.acc_mean)).add_float("acc_norm", float(r.acc_norm));
+    else
+        line.add_float("perplexity", float(r.perplexity));
+    append(line.finished());
 }
 
 void Log::sample(int64_t step, const std::string& text) {

@@ -5,12 +5,13 @@
 //   step         step, tokens, loss, grad_norm, lr, if the step did not change the weights `skipped` (why), then the
 //                fields that depend on time: step_ms, tokens_per_s, mfu, loader_wait_ms, and with several ranks
 //                comm_exposed_ms and comm_bytes, all of rank 0
-//   val          step, val_loss                        sample      step, text
+//   val          step, val_loss, with a tokenizer bits_per_byte        sample      step, text
+//   eval         step, task, rows, acc, acc_stderr, with choices acc_mean and acc_norm, else perplexity
 //   checkpoint   step, dir, then ms, stall_ms          warning     text
-// Steps count from 0; val, sample and checkpoint at step s see the weights before step s, after s updates. The line of
-// a checkpoint is written when it is complete, which may be some steps later. NaN and infinity, which JSON lacks,
-// become null, and "non_finite" names the field. Of two runs that computed the same, the lines of kind step, val and
-// sample are equal byte for byte once everything from ,"step_ms" on is cut.
+// Steps count from 0; val, eval, sample and checkpoint at step s see the weights before step s, after s updates. The
+// line of a checkpoint is written when it is complete, which may be some steps later. NaN and infinity, which JSON
+// lacks, become null, and "non_finite" names the field. Of two runs that computed the same, the lines of kind step,
+// val, eval and sample are equal byte for byte once everything from ,"step_ms" on is cut.
 //
 // A write error does not stop the run: one warning goes to stderr, and the lines are written with a later one.
 #pragma once
@@ -19,6 +20,8 @@
 #include <vector>
 
 #include "base/print.h"
+
+struct TaskResult;  // infer/tasks.h
 
 struct LogOptions {
     std::string output;     // existing directory; empty: no files
@@ -57,7 +60,8 @@ struct Log {
     void warn(const std::string& text);  // on stderr, also when quiet, and in log.jsonl
 
     void step(const StepRecord& record);
-    void val(int64_t step, double val_loss);
+    void val(int64_t step, double val_loss, double bytes_per_token = 0.0);  // 0: unknown
+    void eval(int64_t step, const TaskResult& result);
     void sample(int64_t step, const std::string& text);
     void checkpoint(int64_t step, const std::string& dir, double ms, double stall_ms);
     // Leaves the last live line on the terminal, and warns if log.jsonl lacks lines. Returns whether it has all.

@@ -496,6 +496,8 @@ static void check_training(Options& o) {
            o.patience > 0 ? "--patience" : "--keep-best");
     ENSURE(!trains || o.patience == 0 || (!o.output.empty() && o.checkpoint_every > 0),
            "--patience keeps the best checkpoint: give --output, and --checkpoint-every above 0");
+    std::replace(o.eval_task.begin(), o.eval_task.end(), ',', '\n');  // as run.toml has several paths
+    ENSURE(o.eval_every == 0 || !o.eval_task.empty(), "--eval-every needs --eval-task FILE");
     ENSURE(o.tensor_parallel > 1 || !o.sequence_parallel,
            "--sequence-parallel needs --tensor-parallel 2 or more, on as many ranks; --sequence-parallel=false "
            "switches it off");
@@ -522,6 +524,15 @@ static void check_export(Options& o) {
     o.init = o.inputs[0];
 }
 
+static void check_eval(const Options& o) {
+    const int given = !o.val_data.empty() + !o.task.empty() + !o.text.empty();
+    ENSURE(given > 0,
+           "--val-data is missing: quote a pattern of token shards to evaluate on, or give --task or --text");
+    ENSURE(given == 1, "--val-data, --task and --text are three things to evaluate on; give one");
+    ENSURE(!o.task.empty() || (o.rows.empty() && !o.prepend_eot), "--rows and --prepend-eot need --task FILE");
+    ENSURE(!o.text.empty() || o.stride == 0, "--stride needs --text FILE");
+}
+
 Options parse_options(int argc, const char* const* argv) {
     const std::string program = argc > 0 ? argv[0] : "train_gpt2", first = argc > 1 ? argv[1] : "";
     Options defaults;
@@ -534,7 +545,8 @@ Options parse_options(int argc, const char* const* argv) {
     const int skip = std::min(argc, first == command_names[int(o.command)] ? 2 : 1);
     parser.read_command_line(argc - skip, argv + skip);
     if (parser.help->count() + parser.version->count() > 0) {
-        o.text = parser.help->count() > 0 ? parser.help_text(program.substr(program.rfind('/') + 1)) : version() + "\n";
+        o.answer =
+            parser.help->count() > 0 ? parser.help_text(program.substr(program.rfind('/') + 1)) : version() + "\n";
         o.command = Command::help;
         return o;
     }
@@ -546,8 +558,7 @@ Options parse_options(int argc, const char* const* argv) {
     o.default_model |= o.resume && !has_shape;  // the checkpoint's shape is used
     if (o.command == Command::tokenize) check_tokenize(o);
     if (o.command == Command::export_model) check_export(o);
-    ENSURE(o.command != Command::eval || !o.val_data.empty(),
-           "--val-data is missing: quote a pattern of token shards to evaluate on");
+    if (o.command == Command::eval) check_eval(o);
     ENSURE(o.prompt.empty() || o.prompt_file.empty(), "--prompt and --prompt-file are two texts to continue; give one");
     const bool no_prompt = o.command == Command::generate && o.prompt.empty() && o.prompt_file.empty();
     ENSURE(!no_prompt || o.tensor_parallel == 1 || !isatty(STDIN_FILENO),

@@ -8,12 +8,12 @@
 
 #include "model/params.h"
 
-// help: --help or --version was given; the answer is in Options::text, to be printed on stdout.
+// help: --help or --version was given; the text is in Options::answer, to be printed on stdout.
 enum class Command { train, generate, eval, plan, tokenize, export_model, help };
 
 struct Options {
     Command command = Command::train;
-    std::string text;
+    std::string answer;
     std::string taken;                         // options that --resume takes from run.toml: " --lr 0.001 --seed 7"
     std::map<std::string, std::string> saved;  // name and TOML value of each option in that run.toml
 
@@ -61,8 +61,9 @@ struct Options {
     double spike_z = 0.0;         // 0: off
 
     // evaluation, samples, checkpoints; *_every are in steps, 0: never
-    int64_t val_every = 250, sample_every = 0, checkpoint_every = 1000;
-    int64_t patience = 0;  // validations without a better loss that end the run; 0: off
+    int64_t val_every = 250, eval_every = 0, sample_every = 0, checkpoint_every = 1000;
+    int64_t patience = 0;   // validations without a better loss that end the run; 0: off
+    std::string eval_task;  // files, one in each line; eval_every 0: after each validation
     int sample_tokens = 64;
     std::string sample_prompt;
     std::string output = "out";  // directory; empty: nothing is written
@@ -89,6 +90,12 @@ struct Options {
     double top_p = 1.0;               // 1: off
     double repetition_penalty = 1.0;  // 1: off
     std::vector<std::string> stop;    // texts that end the new text
+
+    // eval: val_data, or one of
+    std::string task, text;  // files, with commas between them; a file
+    bool prepend_eot = false;
+    std::string rows;  // file for the results of each row; empty: none
+    int stride = 0;    // tokens that each window of the text scores; 0: all
 
     // plan
     std::string measure = "on";

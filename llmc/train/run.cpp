@@ -375,6 +375,15 @@ static void open_data(Run& run) {
     check_vocabulary(run.data.train, "--train-data", run.start, o);
     if (!o.val_data.empty() && o.val_every > 0) run.data.val = open_corpus(o.val_data, "--val-data", T);
     check_vocabulary(run.data.val, "--val-data", run.start, o);
+    if (!o.eval_task.empty()) {
+        ENSURE(
+            !run.data.val.shards.empty() && o.eval_every % o.val_every == 0,
+            "--eval-task is evaluated after a validation: give --val-data, and an --eval-every that is a multiple of "
+            "--val-every %lld",
+            static_cast<long long>(o.val_every));
+        ENSURE(run.start.tokenizer, "--eval-task needs a tokenizer; give one with --tokenizer");
+        run.data.tasks = read_tasks(o.eval_task, *run.start.tokenizer, false, T);
+    }
     resolve_steps(o, run.data.train.num_windows / (run.batch.tokens_per_step / T));
     run.schedule = schedule_of(o);
 }

@@ -8,6 +8,7 @@
 #include "base/dtype.h"
 #include "base/files.h"
 #include "data/dataloader.h"
+#include "infer/tasks.h"
 #include "parallel/groups.h"
 #include "train/log.h"
 #include "train/options.h"
@@ -15,7 +16,8 @@
 #include "train/schedule.h"
 
 struct RunData {
-    Corpus train, val;  // val has no shards without validation
+    Corpus train, val;        // val has no shards without validation
+    std::vector<Task> tasks;  // of --eval-task
 };
 
 inline GradDtype grad_dtype(const Options& o) { return o.grad_dtype == "bf16" ? GradDtype::bf16 : GradDtype::fp32; }

@@ -10,6 +10,7 @@
 #include "base/trace.h"
 #include "infer/eval.h"
 #include "infer/generate.h"
+#include "infer/tasks.h"
 #include "train/stop.h"
 
 // ---- algorithms of matmuls and attention on a GPU, chosen by timing (--autotune)
@@ -106,6 +107,23 @@ static OptimizerConfig optimizer_config(const Options& o) {
     return {{float(o.beta1), float(o.beta2), float(o.eps), float(o.weight_decay), o.seed}, o.on_nan == "skip"};
 }
 
+// Mean bytes of the tokens that validation predicts. <|endoftext|> has none. Each rank reads a part of the windows.
+static double bytes_per_token(const Run& run, int64_t windows) {
+    const std::vector<std::string>& texts = run.start.tokenizer->tokens;
+    const int end_of_text = run.start.tokenizer->end_of_text, T = run.batch.T;
+    std::vector<int> tokens(size_t(T) + 1);
+    int64_t bytes = 0;
+    for (int64_t w = run.groups.world.rank; w < windows; w += run.groups.world.world_size) {
+        read_window(run.data.val, w, run.start.config.V, tokens.data());
+        for (int t = 1; t <= T; t++)
+            if (tokens[t] != end_of_text && tokens[t] < int(texts.size())) bytes += int64_t(texts[tokens[t]].size());
+    }
+    double sum = 0.0;
+    for (const std::string& of_rank : run.groups.world.all_gather_text(std::to_string(bytes)))
+        sum += std::stod(of_rank);
+    return sum / (double(windows) * T);
+}
+
 template <class floatX>
 Trainer<floatX>::Trainer(const Run& run, Log& log)
     : run(run),
@@ -116,6 +134,7 @@ Trainer<floatX>::Trainer(const Run& run, Log& log)
     const Options& o = run.options;
     if (!run.data.val.shards.empty())
         val_loader = std::make_unique<DataLoader>(loader_config(run, stream.stream, true), run.data.val);
+    if (val_loader && run.start.tokenizer) val_bytes = bytes_per_token(run, val_loader->num_windows);
     if (run.groups.tp.world_size > 1) model.tensor_ranks = &run.groups.tp;
     model.stream = stream.stream;
     outliers.skip_nan = o.on_nan == "skip";
@@ -290,22 +309,31 @@ void Trainer<floatX>::compare_with_best(int64_t step) {
     stop |= out_of_patience;
 }
 
-// The validation has no result if a rank leaves the pass early, because it was asked to stop.
+// The validation and a task have no result if a rank leaves the pass early, because it was asked to stop.
 template <class floatX>
 void Trainer<floatX>::validate(int64_t step) {
     const ProfileRange range("validation", step);
-    const std::optional<double> loss = evaluate(model, *val_loader, run.groups.dp, [&](int64_t done, int64_t) {
+    const auto go_on = [&](int64_t done, int64_t) {
         run.groups.world.reached("validation batch", done);
         stop |= run.groups.world.any_rank(stop_requested());
         return !stop;
-    });
+    };
+    const std::optional<double> loss = evaluate(model, *val_loader, run.groups.dp, go_on);
     stop |= !loss;
     if (loss) {
         state.val_loss = *loss;
         state.val_step = step;
-        log.val(step, *loss);
-        compare_with_best(step);
+        log.val(step, *loss, val_bytes);
     }
+    const Options& o = run.options;
+    const bool evaluates = step % std::max<int64_t>(1, o.eval_every) == 0 || step == o.steps;
+    for (const Task& task : run.data.tasks) {
+        if (!evaluates || stop) break;
+        const auto scores = score(model, task.sequences(), !task.has_choices(), run.groups.dp, go_on);
+        stop |= !scores;
+        if (scores) log.eval(step, summarize(task, *scores));
+    }
+    if (loss) compare_with_best(step);
 }
 
 // Rank 0 logs the text. With ZeRO-3 and with tensor parallelism no rank has all weights, so all ranks generate the

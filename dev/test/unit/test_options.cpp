@@ -71,7 +71,7 @@ TEST_CASE("a value follows a space or an equals sign, and the last value is used
 }
 
 TEST_CASE("llm.c's one-letter options mean the same here") {
-    const std::string help = parse({"--help"}).text;
+    const std::string help = parse({"--help"}).answer;
     for (const char* names :
          {"i,--train-data", "j,--val-data", "o,--output", "e,--model", "b,--micro-batch", "t,--seq-len",
           "d,--global-batch", "l,--lr", "u,--warmup", "q,--final-lr-fraction", "c,--weight-decay", "v,--val-every",
@@ -106,7 +106,13 @@ TEST_CASE("bad values, unknown options, and those of other trainers are refused,
                     {"-lr 1e-3", "-lr: a long option takes two dashes: --lr"},
                     {"--xyzzy", "unknown option --xyzzy (see --help)"},
                     {"generate", "unexpected argument 'generate'"}});
-    expect_refused("eval --init d --val-data v ", {{"--precision fp8", "give fp32|bf16|auto"}});
+    expect_refused("eval --init d --val-data v ", {{"--precision fp8", "give fp32|bf16|auto"},
+                                                   {"--task t", "--val-data, --task and --text are three things"},
+                                                   {"--rows r", "--rows and --prepend-eot need --task FILE"},
+                                                   {"--stride 3", "--stride needs --text FILE"}});
+    expect_refused("eval --init d ",
+                   {{"--rows r", "--val-data is missing: quote a pattern of token shards to evaluate"}});
+    expect_refused("--train-data x ", {{"--eval-every 50", "--eval-every needs --eval-task FILE"}});
     expect_refused("tokenize a ", {{"--steps 4", "unknown option --steps"}});
     expect_refused("", {{"--gpus 2", "there is no --gpus; use --ranks N, or --ranks all; CUDA_VISIBLE_DEVICES chooses"},
                         {"--max_iters 5", "there is no --max_iters; use --steps"},
@@ -228,10 +234,10 @@ TEST_CASE("the help lists each option with unit, text and default, within 120 co
     for (const char* command : {"train", "generate", "eval", "plan", "tokenize"}) {
         const Options help = parse({command, "--model", "d13", "--help"});  // despite errors in other options
         CHECK(help.command == Command::help);
-        std::istringstream lines(help.text);
+        std::istringstream lines(help.answer);
         for (std::string line; std::getline(lines, line);) CHECK(line.size() <= 120);
     }
-    CHECK(contains(parse({"-h"}).text, "  --eps VALUE                       AdamW's epsilon [1e-08]\n"));
+    CHECK(contains(parse({"-h"}).answer, "  --eps VALUE                       AdamW's epsilon [1e-08]\n"));
 }
 
 TEST_CASE("size of the model, steps and warmup follow from the options and the data") {
@@ -335,7 +341,7 @@ TEST_CASE("an invalid file is refused, and the message names it") {
 TEST_CASE("relative paths of a run that was started in another directory become absolute") {
     const TemporaryDirectory there;
     // Every option that names a file is declared as a path.
-    const std::string help = parse({"--help"}).text, stored = run_toml(train({}));
+    const std::string help = parse({"--help"}).answer, stored = run_toml(train({}));
     const nlohmann::json options = settings(train({}));
     for (const auto& option : options.items()) {
         const std::string name = option.key();

@@ -1,0 +1,216 @@
+"""test_eval.py: eval --task and --text, bits per byte, tasks during training, the table of CORE, and the scripts that
+fetch tasks."""
+
+import http.server
+import json
+import math
+import os
+import random
+import re
+import struct
+import threading
+import zipfile
+
+import pytest
+from harness import PROGRAM, ROOT, Launch, execute, make_text, refused, run, train, train_command
+
+WORDS = make_text(3000).split()
+CHOICES = "choices.jsonl"
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory):
+    """A folder with a task of each kind: 60 choices, 40 continuations, 30 schemas; lengths up to 30 tokens."""
+    folder, rng = tmp_path_factory.mktemp("tasks"), random.Random(5)
+
+    def words(most):
+        return " ".join(rng.choice(WORDS) for _ in range(rng.randrange(1, most)))
+
+    rows = {CHOICES: [{"query": words(20), "choices": [words(6) for _ in range(4)], "gold": i % 4} for i in range(60)],
+            "words.jsonl": [{"context": words(20), "continuation": rng.choice(WORDS)} for _ in range(40)],
+            "schema.jsonl": [{"context_options": [words(4), words(4)], "continuation": words(6), "gold": i % 2}
+                             for i in range(30)]}
+    for name, task in rows.items():
+        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in task))
+    return folder
+
+
+def evaluate(model, *options):
+    return run(PROGRAM, "eval --precision fp32 --init", model, *options)
+
+
+def rows_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_any_number_of_ranks_and_sequences_per_batch_prints_the_same_digits(trained, tasks, tmp_path):
+    files = ",".join(str(tasks / name) for name in (CHOICES, "words.jsonl", "schema.jsonl"))
+
+    def both(options, rows=tmp_path / "rows.jsonl"):
+        return evaluate(trained, "--task", files, "--rows", rows, options).out, rows.read_bytes()
+
+    table, rows = both("")
+    assert re.search(r"^choices  60 rows, acc 0\.\d{4} \+- 0\.\d{4}, acc_mean .*, acc_norm .*, \d+ rows cut to", table)
+    assert len(rows.splitlines()) == 130
+    for options in ("--ranks 2", "--ranks 4 --micro-batch 2", "--micro-batch 1", "--ranks 2 --tensor-parallel 2"):
+        other, other_rows = both(options)
+        assert table == other
+        if "tensor" not in options:  # sums over ranks round differently
+            assert rows == other_rows
+
+
+def test_the_results_of_the_rows_give_the_table(trained, tasks, tmp_path):
+    table = evaluate(trained, "--task", tasks / CHOICES, "--rows", tmp_path / "rows").out
+    rows = rows_of(tmp_path / "rows")
+    hits = [row["prediction"] == row["gold"] for row in rows]
+    assert all(row["logprobs"][row["prediction"]] == max(row["logprobs"]) for row in rows)
+    accuracy = sum(hits) / 60
+    error = math.sqrt(accuracy * (1 - accuracy) / 59)
+    assert f"60 rows, acc {accuracy:.4f} +- {error:.4f}, " in table
+    table = evaluate(trained, "--task", tasks / "words.jsonl", "--rows", tmp_path / "rows").out
+    rows = rows_of(tmp_path / "rows")
+    perplexity = math.exp(-sum(row["logprobs"][0] for row in rows) / 40)
+    found = re.search(r"acc ([0-9.]+) .*, perplexity ([0-9.]+)", table)
+    assert float(found[1]) == sum(row["greedy"][0] for row in rows) / 40
+    assert abs(float(found[2]) - perplexity) < 1e-3
+
+
+def test_a_text_is_scored_like_the_same_text_as_a_row_and_counts_its_words_and_bytes(trained, tmp_path):
+    text = "the old king saw a\n river \n"
+    (tmp_path / "text").write_text(text)
+    (tmp_path / "row").write_text(json.dumps({"context": "", "continuation": text, "delimiter": ""}))
+    evaluate(trained, "--task", tmp_path / "row", "--rows", tmp_path / "rows")
+    [row] = rows_of(tmp_path / "rows")
+    out = evaluate(trained, "--text", tmp_path / "text").out
+    found = re.search(r": (\S+) bits per byte, word perplexity (\S+), loss (\S+) nats .*, over (\d+) tokens", out)
+    loss = -row["logprobs"][0]
+    assert row["tokens"] == [int(found[4])]
+    for printed, value in zip(found.groups(), (loss / 27 / math.log(2), math.exp(loss / 6), loss / row["tokens"][0])):
+        assert abs(float(printed) / value - 1) < 1e-5
+
+
+def test_stride_gives_each_token_of_a_text_more_context(trained, tmp_path):
+    (tmp_path / "text").write_text(make_text(600))
+    losses = [float(re.search("loss ([0-9.]+)", evaluate(trained, "--text", tmp_path / "text", options).out)[1])
+              for options in ("", "--stride 4", "--stride 16")]
+    assert losses[0] == losses[2] != losses[1]  # 16 is the context: windows share nothing, as without the option
+
+
+def test_validation_lines_have_bits_per_byte_by_the_tokenizer(trained, data):
+    tokenizer = json.loads((data / "vocab.json").read_text())
+    texts = {token: text for text, token in tokenizer.items()}
+    [shard] = data.glob("val_*.bin")
+    tokens = struct.unpack(f"<{shard.stat().st_size // 2 - 512}H", shard.read_bytes()[1024:])
+    windows = min(80, (len(tokens) - 1) // 16)
+    targets = [texts[token] for token in tokens[1:16 * windows + 1]]
+    size = sum(len(text) for text in targets if text != "<|endoftext|>")  # a character stands for a byte
+    for line in trained.lines("val"):
+        bits = line["val_loss"] * len(targets) / size / math.log(2)
+        assert abs(line["bits_per_byte"] / bits - 1) < 1e-6
+
+
+def test_training_evaluates_tasks_as_eval_does(tasks, tmp_path, data):
+    options = f"--precision fp32 --steps 6 --val-every 2 --checkpoint-every 4 --eval-every 4 " \
+              f"--eval-task {tasks / CHOICES},{tasks / 'words.jsonl'}"
+    out = train(options, out=tmp_path / "run", data=data)
+    assert [(line["step"], line["task"]) for line in out.lines("eval")] == \
+        [(step, task) for step in (0, 4, 6) for task in ("choices", "words")]
+    for line in out.lines("eval")[2:]:
+        table = evaluate(out.checkpoint(line["step"]), "--task", tasks / f"{line['task']}.jsonl").out
+        for name in ("rows", "acc", "acc_mean", "acc_norm", "perplexity"):
+            if name in line:
+                found = re.search(rf"(?:{name} ([0-9.]+)| (\d+) {name})", table)
+                assert abs(float(found[1] or found[2]) - line[name]) < 1e-4
+    assert list(out.lines("eval")[0]) == ["kind", "step", "task", "rows", "acc", "acc_stderr", "acc_mean", "acc_norm"]
+    assert list(out.lines("eval")[1]) == ["kind", "step", "task", "rows", "acc", "acc_stderr", "perplexity"]
+    three = train(options, "--zero 3 --global-batch 96", out=tmp_path / "3", data=data, by=Launch(options="--ranks 3"))
+    assert three.lines("eval")[:2] == out.lines("eval")[:2] and len(three.lines("eval")) == 6
+
+
+def test_bad_rows_and_files_are_refused_before_the_model_is_loaded(trained, tasks, tmp_path, data):
+    (tmp_path / "bad.jsonl").write_text((tasks / CHOICES).read_text() + '{"query": "q", "choices": ["a", "b"]}\n')
+    task = [PROGRAM, "eval", "--init", trained, "--task"]
+    refused(65, f"{tmp_path}/bad.jsonl:61: \"gold\" is null, and must be", task, tmp_path / "bad.jsonl", "--rows",
+            tmp_path / "rows")
+    assert not (tmp_path / "rows").exists()
+    refused(66, "none.jsonl", task, f"{tasks / CHOICES},{tmp_path}/none.jsonl")
+    text = "--eval-task is evaluated after a validation: give --val-data, and an --eval-every that is a multiple of " \
+           "--val-every "
+    for options in ("--val-every 4 --eval-every 6", "--val-every 0"):
+        refused(2, text, train_command("--eval-task", tasks / CHOICES, options, out="", data=data))
+
+
+# ---- scripts
+
+
+def test_core_py_renders_the_examples_that_nanochat_draws_and_prints_the_table(trained, tasks, tmp_path):
+    pytest.importorskip("yaml")
+    bundle = tmp_path / "core/eval_bundle"
+    (bundle / "eval_data").mkdir(parents=True)
+    config = [("mc", CHOICES, 3, "multiple_choice", "\nAnswer: "), ("lm", "words.jsonl", 0, "language_modeling", " ")]
+    (bundle / "core.yaml").write_text("icl_tasks:\n" + "".join(
+        f"-\n  label: {label}\n  dataset_uri: {file}\n  num_fewshot: [{shots}]\n  icl_task_type: {kind}\n"
+        f"  continuation_delimiter: {json.dumps(delimiter)}\n" for label, file, shots, kind, delimiter in config))
+    (bundle / "eval_meta_data.csv").write_text("Eval Task,Random baseline\nmc,25\nlm,0\n")
+    for name in (CHOICES, "words.jsonl"):
+        (bundle / "eval_data" / name).write_bytes((tasks / name).read_bytes())
+    (tmp_path / "program").write_text(f'#!/bin/sh\nfor a; do case $a in */mc.jsonl,*) cp "${{a%%,*}}" {tmp_path}/mc;; '
+                                      f'esac; done\nexec {PROGRAM} "$@"\n')
+    (tmp_path / "program").chmod(0o755)
+    out = run(ROOT / "scripts/core.py", trained.folder, "--precision fp32",
+              env={"DATA": tmp_path, "PROGRAM": tmp_path / "program"}).out
+    lines = re.findall(r"^(mc|lm) +\d+ +(\S+) +(\S+)$", out, re.M)
+    found = {name: (float(accuracy), float(centered)) for name, accuracy, centered in lines}
+    assert found["lm"][0] == found["lm"][1] and abs(found["mc"][1] - (found["mc"][0] - 0.25) / 0.75) < 1e-4
+    core = float(re.search(r"^CORE +(\S+) +0\.1139 +0\.1849 +0\.2146 +0\.2565 ", out, re.M)[1])
+    assert abs(core - (found["mc"][1] + found["lm"][1]) / 2) < 1e-4
+
+    rows = rows_of(tasks / CHOICES)
+    random.Random(1337).shuffle(rows)
+    drawn = random.Random(1234 + 7).sample([i for i in range(60) if i != 7], 3)
+    examples = "".join(f"{rows[i]['query']}\nAnswer: {rows[i]['choices'][rows[i]['gold']]}\n\n" for i in drawn)
+    assert rows_of(tmp_path / "mc")[7] == {"query": f"{examples}{rows[7]['query']}\nAnswer: ", "delimiter": "",
+                                           "choices": rows[7]["choices"], "gold": rows[7]["gold"]}
+
+
+@pytest.fixture
+def server(tmp_path):
+    """Serves the files of tmp_path/www; returns the address."""
+    (tmp_path / "www").mkdir()
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *arguments):
+            super().__init__(*arguments, directory=str(tmp_path / "www"))
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as found:
+        threading.Thread(target=found.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{found.server_port}"
+        found.shutdown()
+
+
+def test_tasks_are_fetched_and_checked(server, tree, tmp_path):
+    www, core = tmp_path / "www", tree / "data/core/eval_bundle"
+
+    def script(name, **urls):
+        return execute(tree / f"data/{name}.sh", env={**urls, "no_proxy": "*"})
+
+    with zipfile.ZipFile(www / "bundle.zip", "w") as archive:
+        archive.writestr("eval_bundle/core.yaml", "icl_tasks: []" * 100)
+    whole = (www / "bundle.zip").read_bytes()
+    (www / "bundle.zip").write_bytes(whole.replace(b"icl_tasks", b"ICL_tasks", 3))
+    damaged = script("core", CORE_URL=f"{server}/bundle.zip")
+    assert damaged.code == 1 and "eval_bundle.zip was damaged and was removed; run this again" in damaged.err
+    assert not core.exists()
+    (www / "bundle.zip").write_bytes(whole)
+    assert "scripts/core.py out/my" in script("core", CORE_URL=f"{server}/bundle.zip").out
+    assert (core / "core.yaml").exists() and os.listdir(tree / "data/core") == ["eval_bundle"]
+    (www / "rows").write_text("{}")
+    wrong = script("hellaswag", HELLASWAG_URL=f"{server}/rows")
+    assert wrong.code == 1 and "instead of 0aa3b888" in wrong.err
+    for name, variable in (("core", "CORE_URL"), ("hellaswag", "HELLASWAG_URL")):
+        (core / "core.yaml").unlink(missing_ok=True)
+        missing = script(name, **{variable: "http://127.0.0.1:1/x"})
+        assert missing.code == 1 and "By hand: download http://127.0.0.1:1/x, store it as data/" in missing.err

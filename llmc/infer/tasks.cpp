@@ -1,0 +1,284 @@
+#include "infer/tasks.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "base/common.h"
+#include "base/files.h"
+#include "base/json.h"
+#include "base/print.h"
+
+using nlohmann::json;
+
+static constexpr int32_t EVAL_MAGIC = 20240522;
+static constexpr int64_t LARGEST_FILE = int64_t(1) << 31;
+
+// ---- rows
+
+namespace {
+struct Shape {
+    const char *contexts, *continuations, *gold;
+    bool compares_differing;  // acc_mean is over the part in which the choices differ
+};
+}  // namespace
+static constexpr Shape shapes[] = {{"context_options", "continuation", "gold", true},
+                                   {"context", "continuation", "gold", true},
+                                   {"query", "choices", "gold", true},
+                                   {"ctx", "endings", "label", false}};
+
+static void check(bool fine, const std::string& where, const std::string& what) {
+    if (!fine) fail(EXIT_BAD_DATA, "%s: %s", where.c_str(), what.c_str());
+}
+
+static std::vector<std::string> texts_of(const json& row, const char* key, const std::string& where) {
+    const json& value = row[key];
+    if (value.is_string()) return {value.get<std::string>()};
+    const bool is_list = value.is_array() && value.size() >= 2;
+    check(is_list && std::all_of(value.begin(), value.end(), [](const json& text) { return text.is_string(); }), where,
+          format("\"%s\" must be a text, or a list of two texts or more", key));
+    return value.get<std::vector<std::string>>();
+}
+
+template <class Tokens>
+static int common_length(const Tokens& a, const Tokens& b) {
+    return int(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
+}
+
+static Sequence make_sequence(Encoder& encoder, const std::string& context, const std::string& continuation) {
+    Sequence s;
+    std::vector<int> before;
+    encode(encoder, context + continuation, s.tokens);
+    encode(encoder, std::string_view(context).substr(0, context.find_last_not_of(" \t\n\r\v\f") + 1), before);
+    s.scored = s.compared = common_length(before, s.tokens);
+    return s;
+}
+
+// Moves `compared` to the part of the tokens in which the choices differ: after their common start, or at the common
+// end that follows several contexts.
+static void find_differing(std::vector<Sequence>& choices, bool common_end) {
+    const auto ordered = [&](const std::vector<int>& t) {
+        return common_end ? std::vector<int>(t.rbegin(), t.rend()) : t;
+    };
+    const std::vector<int> first = ordered(choices[0].tokens);
+    int common = int(first.size());
+    for (const Sequence& s : choices) common = std::min(common, common_length(first, ordered(s.tokens)));
+    for (Sequence& s : choices) {
+        const int size = int(s.tokens.size());
+        s.compared = std::min(common_end ? size - common : common, size - 1);
+    }
+}
+
+static TaskRow read_row(const json& row, Encoder& encoder, const std::string& where) {
+    const Shape* shape = std::find_if(std::begin(shapes), std::end(shapes), [&](const Shape& s) {
+        return row.contains(s.contexts) && row.contains(s.continuations);
+    });
+    check(shape != std::end(shapes), where,
+          "a row needs the keys context and continuation; query, choices and gold; ctx, endings and label; or "
+          "context_options, continuation and gold");
+    const auto contexts = texts_of(row, shape->contexts, where),
+               continuations = texts_of(row, shape->continuations, where);
+    check(contexts.size() == 1 || continuations.size() == 1, where, "has lists of contexts and of continuations");
+    const json delimiter = row.value("delimiter", json(" ")), gold = row.value(shape->gold, json());
+    check(delimiter.is_string(), where, "\"delimiter\" must be a text");
+    TaskRow out;
+    for (size_t i = 0; i < std::max(contexts.size(), continuations.size()); i++) {
+        const std::string& continuation = continuations[i % continuations.size()];
+        out.choices.push_back(
+            make_sequence(encoder, contexts[i % contexts.size()], delimiter.get<std::string>() + continuation));
+        Sequence& s = out.choices.back();
+        s.bytes = int64_t(continuation.size());
+        check(s.scored < int(s.tokens.size()), where, "a continuation has no tokens");
+    }
+    const size_t choices = out.choices.size();
+    if (choices == 1) return out;
+    check(gold.is_number_integer() && gold >= 0 && gold < choices, where,
+          format("\"%s\" is %s, and must be the number of a choice, 0 to %zu", shape->gold,
+                 printable(json_text(gold)).c_str(), choices - 1));
+    out.gold = gold.get<int>();
+    if (shape->compares_differing) find_differing(out.choices, contexts.size() > 1);
+    return out;
+}
+
+// Reads an example of llm.c's format: 65535, its bytes, its index, label, number of completions; then the length and
+// the tokens of the context and of each completion. Sets `at` to its end.
+static TaskRow read_example(const std::vector<uint16_t>& data, size_t& at, const Tokenizer& tokenizer,
+                            const std::string& where) {
+    const size_t begin = at;
+    const auto word = [&] {
+        check(at < data.size(), where, "the file ends in it");
+        return int(data[at++]);
+    };
+    const auto tokens = [&] {
+        std::vector<int> out(static_cast<size_t>(word()));
+        check(!out.empty(), where, "has a text without tokens");
+        for (int& token : out) {
+            token = word();
+            check(token < tokenizer.vocab_size(), where, format("token %d is outside of the vocabulary", token));
+        }
+        return out;
+    };
+    check(word() == 65535, where, "its header is damaged");
+    const size_t bytes = size_t(word());
+    word();
+    TaskRow row;
+    row.gold = word();
+    const int choices = word();
+    check(choices >= 2 && row.gold < choices, where, format("has label %d of %d choices", row.gold, choices));
+    const std::vector<int> context = tokens();
+    for (int i = 0; i < choices; i++) {
+        const std::vector<int> ending = tokens();
+        const std::string text = decode(tokenizer, ending.data(), int64_t(ending.size()));
+        row.choices.push_back({context, int(context.size()), int(context.size()), int64_t(text.size())});
+        row.choices.back().bytes -= text.starts_with(' ');
+        row.choices.back().tokens.insert(row.choices.back().tokens.end(), ending.begin(), ending.end());
+    }
+    check(2 * (at - begin) == bytes, where, format("has %zu bytes, and says %zu", 2 * (at - begin), bytes));
+    return row;
+}
+
+static std::vector<TaskRow> read_examples(const std::string& text, const Tokenizer& tokenizer,
+                                          const std::string& path) {
+    int32_t header[256] = {};
+    std::memcpy(header, text.data(), std::min(text.size(), sizeof header));
+    check(text.size() >= sizeof header && text.size() % 2 == 0 && header[1] == 1 && header[2] > 0, path,
+          format("its header has version %d and %d examples; llm.c writes version 1", header[1], header[2]));
+    std::vector<uint16_t> data((text.size() - sizeof header) / 2);
+    std::memcpy(data.data(), text.data() + sizeof header, data.size() * 2);
+    std::vector<TaskRow> rows;
+    size_t at = 0;
+    for (int i = 0; i < header[2]; i++)
+        rows.push_back(read_example(data, at, tokenizer, format("%s: example %d", path.c_str(), i)));
+    check(at == data.size(), path, format("has more than its %d examples", header[2]));
+    return rows;
+}
+
+// ---- files
+
+static std::vector<TaskRow> read_lines(const std::string& text, Encoder& encoder, const std::string& path) {
+    std::vector<TaskRow> rows;
+    std::istringstream lines(text);
+    std::string line;
+    for (int number = 1; std::getline(lines, line); number++) {
+        const std::string where = format("%s:%d", path.c_str(), number);
+        if (line.find_first_not_of(" \t\r") == line.npos) continue;
+        rows.push_back(read_row(parse_json_object(line, where), encoder, where));
+        check((rows.back().choices.size() > 1) == (rows[0].choices.size() > 1), where,
+              "has one continuation, or choices, unlike the rows before it; give two files");
+    }
+    check(!rows.empty(), path, "has no rows");
+    return rows;
+}
+
+// Puts <|endoftext|> in front, and leaves the newest T + 1 tokens. Returns whether the row lost tokens.
+static bool fit(TaskRow& row, int end_of_text, bool prepend_eot, int T) {
+    bool cut = false;
+    for (Sequence& s : row.choices) {
+        const int added = prepend_eot || s.scored == 0, lost = std::max(0, int(s.tokens.size()) + added - T - 1);
+        if (added) s.tokens.insert(s.tokens.begin(), end_of_text);
+        s.tokens.erase(s.tokens.begin(), s.tokens.begin() + lost);
+        s.scored = std::max(1, s.scored + added - lost);
+        s.compared = std::max(1, s.compared + added - lost);
+        cut |= lost > 0;
+    }
+    return cut;
+}
+
+std::vector<Task> read_tasks(const std::string& files, const Tokenizer& tokenizer, bool prepend_eot, int T) {
+    std::vector<Task> tasks;
+    Encoder encoder(tokenizer);
+    std::string separated = files, path;
+    std::replace(separated.begin(), separated.end(), ',', '\n');
+    for (std::istringstream paths(separated); std::getline(paths, path);) {
+        const std::string text = read_file(path, LARGEST_FILE), file = path.substr(path.rfind('/') + 1);
+        const bool is_binary = text.compare(0, 4, reinterpret_cast<const char*>(&EVAL_MAGIC), 4) == 0;
+        Task task = {file.substr(0, file.rfind('.')), {}};
+        task.rows = is_binary ? read_examples(text, tokenizer, path) : read_lines(text, encoder, path);
+        for (TaskRow& row : task.rows) task.cut += fit(row, tokenizer.end_of_text, prepend_eot, T);
+        tasks.push_back(std::move(task));
+    }
+    return tasks;
+}
+
+std::vector<const Sequence*> Task::sequences() const {
+    std::vector<const Sequence*> all;
+    for (const TaskRow& row : rows)
+        for (const Sequence& s : row.choices) all.push_back(&s);
+    return all;
+}
+
+std::vector<Sequence> text_windows(const std::vector<int>& tokens, int T, int stride) {
+    std::vector<Sequence> windows;
+    const int64_t size = int64_t(tokens.size());
+    for (int64_t done = 1; done < size;) {
+        const int64_t end = std::min(size, done + (done == 1 ? T : stride)), begin = std::max<int64_t>(0, end - T - 1);
+        windows.push_back({{tokens.begin() + begin, tokens.begin() + end}, int(done - begin), int(done - begin)});
+        done = end;
+    }
+    return windows;
+}
+
+// ---- results
+
+static double by_sum(const Sequence&, const Score& score) { return score.logprob; }
+static double by_token(const Sequence& s, const Score& score) {
+    return score.compared / double(int64_t(s.tokens.size()) - s.compared);
+}
+static double by_byte(const Sequence& s, const Score& score) {
+    return score.logprob / double(std::max<int64_t>(1, s.bytes));
+}
+
+static int best_choice(const TaskRow& row, const Score* scores, double (*value)(const Sequence&, const Score&)) {
+    size_t best = 0;
+    for (size_t i = 1; i < row.choices.size(); i++)
+        if (value(row.choices[i], scores[i]) > value(row.choices[best], scores[best])) best = i;
+    return int(best);
+}
+
+TaskResult summarize(const Task& task, const std::vector<Score>& scores) {
+    TaskResult r = {task.name, int64_t(task.rows.size()), task.cut, task.has_choices()};
+    double sum = 0.0;
+    const Score* own = scores.data();
+    for (const TaskRow& row : task.rows) {
+        r.acc += r.has_choices ? best_choice(row, own, by_sum) == row.gold : own->greedy == 1.0;
+        r.acc_mean += best_choice(row, own, by_token) == row.gold;
+        r.acc_norm += best_choice(row, own, by_byte) == row.gold;
+        sum += own->logprob;
+        own += row.choices.size();
+    }
+    for (double* fraction : {&r.acc, &r.acc_mean, &r.acc_norm}) *fraction /= double(r.rows);
+    r.perplexity = std::exp(-sum / double(r.rows));
+    return r;
+}
+
+double TaskResult::error_of(double fraction) const {
+    return std::sqrt(fraction * (1.0 - fraction) / double(std::max<int64_t>(1, rows - 1)));
+}
+
+std::string TaskResult::text() const {
+    const auto value = [&](const char* name, double x) { return format(", %s %.4f +- %.4f", name, x, error_of(x)); };
+    std::string out = counted(rows, "row") + value("acc", acc);
+    out += has_choices ? value("acc_mean", acc_mean) + value("acc_norm", acc_norm)
+                       : format(", perplexity %.4f", perplexity);
+    return out + (cut > 0 ? ", " + counted(cut, "row") + " cut to the context" : "");
+}
+
+std::string rows_json(const Task& task, const std::vector<Score>& scores) {
+    std::string out;
+    const Score* own = scores.data();
+    for (size_t i = 0; i < task.rows.size(); i++) {
+        const TaskRow& row = task.rows[i];
+        json line = {{"task", task.name}, {"row", i}};
+        for (size_t k = 0; k < row.choices.size(); k++) {
+            line["logprobs"].push_back(own[k].logprob);
+            line["tokens"].push_back(int64_t(row.choices[k].tokens.size()) - row.choices[k].scored);
+            line["greedy"].push_back(own[k].greedy == 1.0);
+        }
+        if (task.has_choices()) line["prediction"] = best_choice(row, own, by_sum), line["gold"] = row.gold;
+        out += json_text(line) + "\n";
+        own += row.choices.size();
+    }
+    return out;
+}

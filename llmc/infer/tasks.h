@@ -1,0 +1,59 @@
+// tasks.h: evaluation tasks: files of rows, each a choice between continuations, or one continuation to predict.
+//
+// A line of a JSON lines file is an object of one of these shapes:
+//   {"context": .., "continuation": ..}                         right if each token of the continuation is the
+//   likeliest
+//   {"query": .., "choices": [..], "gold": N}                   choice N, from 0, is right
+//   {"ctx": .., "endings": [..], "label": N}                    the same; HellaSwag as published
+//   {"context_options": [..], "continuation": .., "gold": N}    the continuation is likeliest after context N
+// Between the two texts is a space, or the text under "delimiter". A file that begins with the magic 20240522 has rows
+// of tokens, as llm.c writes them for HellaSwag and MMLU.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "infer/score.h"
+#include "text/tokenizer.h"
+
+struct TaskRow {
+    std::vector<Sequence> choices;
+    int gold = 0;
+};
+
+struct Task {
+    std::string name;  // of the file, without folder and extension
+    std::vector<TaskRow> rows;
+    int64_t cut = 0;  // rows that lost tokens on the left, because they were longer than the context
+
+    bool has_choices() const { return rows[0].choices.size() > 1; }
+    std::vector<const Sequence*> sequences() const;  // the choices of all rows
+};
+
+// Reads tasks from files whose names have a comma or a line end between them. Sequences keep their newest T + 1 tokens.
+// <|endoftext|> is in front of each row with prepend_eot, and of rows without a context. Refuses (EXIT_BAD_DATA, with
+// file and line) a row that is of no such shape, and a file with rows of one continuation and rows with choices.
+//
+// Sequence::scored is the first token after the context without its white end, as in lm-eval. Sequence::compared is the
+// first token in which the choices differ, or that starts the common end of context_options, as in CORE; for
+// HellaSwag's shapes it is `scored`, as in llm.c.
+std::vector<Task> read_tasks(const std::string& files, const Tokenizer& tokenizer, bool prepend_eot, int T);
+// Windows over the tokens of a text, the first of which is only context. Each scores `stride` tokens (1 to T), the
+// first up to T, after as much context as fits.
+std::vector<Sequence> text_windows(const std::vector<int>& tokens, int T, int stride);
+
+struct TaskResult {
+    std::string task;
+    int64_t rows, cut;
+    bool has_choices;
+    // Fractions of rows. acc: the greatest sum of log-probabilities is that of gold, or all tokens are the likeliest.
+    // acc_mean: the greatest mean per token, acc_norm: the greatest sum per byte; only with choices.
+    double acc = 0.0, acc_mean = 0.0, acc_norm = 0.0;
+    double perplexity = 0.0;  // exp(-mean of the rows' log-probabilities); only without choices
+
+    double error_of(double fraction) const;  // standard error
+    std::string text() const;                // "1,838 rows, acc 0.6251 +- 0.0113, ..."
+};
+// scores: of task.sequences(), with Score::greedy if the rows have no choices. Of equal choices the first counts.
+TaskResult summarize(const Task& task, const std::vector<Score>& scores);
+// A JSON object for each row, in lines: task, row, logprobs, tokens, greedy; with choices also prediction and gold.
+std::string rows_json(const Task& task, const std::vector<Score>& scores);
