@@ -20,3 +20,11 @@ BUILT_FROM := -DVERSION='"$(VERSION)$(if $(COMMIT), (commit $(COMMIT)))"' -DSOUR
 $(BUILD)/llmc/train/version.o: CXXFLAGS += $(BUILT_FROM)
 build/fuzz/llmc/train/version.o: FUZZFLAGS += $(BUILT_FROM)
 $(BUILD)/llmc/train/version.o build/fuzz/llmc/train/version.o: $(BUILD)/commit
+
+# The curves of data/curves, each as a text of C++, for train/reference.cpp: the program has them in any folder.
+CURVES := $(sort $(wildcard data/curves/*.jsonl))
+$(BUILD)/curves/curves.inc: $(CURVES) mk/version.mk
+	@mkdir -p $(@D)
+	$(Q)for curve in $(CURVES); do printf 'R"curve('; cat $$curve; echo ')curve",'; done >$@
+$(BUILD)/llmc/train/reference.o: $(BUILD)/curves/curves.inc
+$(BUILD)/llmc/train/reference.o: CXXFLAGS += -I$(BUILD)/curves

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -18,6 +19,7 @@
 #include "base/json.h"
 #include "infer/tasks.h"
 #include "model/mfu.h"
+#include "train/tensorboard.h"
 
 static constexpr int64_t LARGEST_LOG = int64_t(1) << 34;
 
@@ -125,8 +127,8 @@ struct LogLine {
     }
 };
 
-// Returns whether all lines are written. A later call goes on with the byte that failed.
-bool Log::write_lines() {
+bool GrowingFile::append(const std::string& bytes) {
+    unwritten += bytes;
     while (!unwritten.empty()) {
         const ssize_t written = write(fd, unwritten.data(), unwritten.size());
         if (written < 0 && errno == EINTR) continue;
@@ -136,15 +138,23 @@ bool Log::write_lines() {
     return true;
 }
 
-void Log::append(const std::string& object) {
-    if (fd < 0) return;
-    const bool warned = !unwritten.empty();
-    unwritten += object + "\n";
-    if (write_lines() || warned) return;
+static double wall_time() {
+    return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+void Log::append(GrowingFile& file, const std::string& bytes) {
+    if (file.fd < 0) return;
+    const bool warned = !file.unwritten.empty();
+    if (file.append(bytes) || warned) return;
     const int error = errno;
     clear();
-    print_message(format("warning: cannot write %s/log.jsonl: %s; the run continues, and tries again with each line",
-                         options.output.c_str(), strerror(error)));
+    print_message(format("warning: cannot write %s: %s; the run continues, and tries again with each line",
+                         file.path.c_str(), strerror(error)));
+}
+
+void Log::append(const std::string& object) {
+    append(lines, object + "\n");
+    if (options.tensorboard) append(events, tensorboard::event_of_line(wall_time(), object));
 }
 
 // Whether a line of an earlier start stays in the log of a run that resumes from a checkpoint. The run repeats the
@@ -176,6 +186,12 @@ static std::string move_aside(const std::string& dir) {
     }
 }
 
+static GrowingFile open_to_append(const std::string& path) {
+    const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0666);
+    if (fd < 0) fail(EXIT_CANNOT_CREATE, "%s cannot be opened for writing: %s", path.c_str(), strerror(errno));
+    return {path, fd};
+}
+
 Log::Log(const LogOptions& given) : options(given), live(!given.quiet && !given.silent && has_terminal()) {
     if (options.output.empty()) return;
     const std::string path = options.output + "/log.jsonl";
@@ -184,13 +200,18 @@ Log::Log(const LogOptions& given) : options(given), live(!given.quiet && !given.
     } else if (path_exists(path)) {
         note("the log of an earlier run was renamed to " + move_aside(options.output));
     }
-    fd = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0666);
-    if (fd < 0) fail(EXIT_CANNOT_CREATE, "%s cannot be opened for writing: %s", path.c_str(), strerror(errno));
+    lines = open_to_append(path);
+    if (!options.tensorboard) return;
+    // TensorBoard reads the files of a folder in the order of their names.
+    const double now = wall_time();
+    events = open_to_append(format("%s/events.out.tfevents.%.6f.%s", options.output.c_str(), now, host_name().c_str()));
+    append(events, tensorboard::begin_file(now, std::max<int64_t>(options.resume_step, 0)));
 }
 
 Log::~Log() {
     finish();
-    if (fd >= 0) close(fd);
+    for (const GrowingFile& file : {lines, events})
+        if (file.fd >= 0) close(file.fd);
 }
 
 // ---- the lines of a run
@@ -251,13 +272,21 @@ void Log::step(const StepRecord& r) {
 }
 
 void Log::val(int64_t step, double val_loss, double bytes_per_token) {
-    const double bits = bytes_per_token > 0 ? printed(val_loss) / (bytes_per_token * std::log(2.0)) : 0.0;
-    print_line(format("%s | val loss %.4f | perplexity %.2f", step_of_all(options, step).c_str(), printed(val_loss),
-                      std::exp(printed(val_loss))) +
-               (bytes_per_token > 0 ? format(" | %.4f bits per byte", bits) : ""));
     LogLine line("val");
     line.add("step", step).add_float("val_loss", float(val_loss));
-    if (bytes_per_token > 0) line.add_float("bits_per_byte", float(bits));
+    std::string text = format("%s | val loss %.4f | perplexity %.2f", step_of_all(options, step).c_str(),
+                              printed(val_loss), std::exp(printed(val_loss)));
+    if (bytes_per_token > 0) {
+        const double bits = printed(val_loss) / (bytes_per_token * std::log(2.0));
+        line.add_float("bits_per_byte", float(bits));
+        text += format(" | %.4f bits per byte", bits);
+    }
+    if (const auto loss = options.reference.loss_at(step)) {
+        line.add_float("reference_loss", float(*loss));
+        text += format(" | %.4f %s %s", printed(std::fabs(val_loss - *loss)), val_loss < *loss ? "below" : "above",
+                       options.reference.name.c_str());
+    }
+    print_line(text);
     append(line.finished());
 }
 
@@ -292,10 +321,13 @@ bool Log::finish() {
         fputs("\n", stderr);
         line.clear();
     }
-    if (write_lines()) return true;
-    print_message(format("warning: %lld lines could not be written to %s/log.jsonl",
-                         static_cast<long long>(std::count(unwritten.begin(), unwritten.end(), '\n')),
-                         options.output.c_str()));
-    unwritten.clear();
-    return false;
+    bool complete = true;
+    for (GrowingFile* file : {&lines, &events}) {
+        if (file->append("")) continue;
+        print_message(
+            format("warning: %zu bytes could not be written to %s", file->unwritten.size(), file->path.c_str()));
+        file->unwritten.clear();
+        complete = false;
+    }
+    return complete;
 }

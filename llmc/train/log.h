@@ -5,13 +5,17 @@
 //   step         step, tokens, loss, grad_norm, lr, if the step did not change the weights `skipped` (why), then the
 //                fields that depend on time: step_ms, tokens_per_s, mfu, loader_wait_ms, and with several ranks
 //                comm_exposed_ms and comm_bytes, all of rank 0
-//   val          step, val_loss, with a tokenizer bits_per_byte        sample      step, text
+//   val          step, val_loss, with a tokenizer bits_per_byte, and with a reference its loss at this step,
+//                reference_loss                                    sample      step, text
 //   eval         step, task, rows, acc, acc_stderr, with choices acc_mean and acc_norm, else perplexity
 //   checkpoint   step, dir, then ms, stall_ms          warning     text
 // Steps count from 0; val, eval, sample and checkpoint at step s see the weights before step s, after s updates. The
 // line of a checkpoint is written when it is complete, which may be some steps later. NaN and infinity, which JSON
 // lacks, become null, and "non_finite" names the field. Of two runs that computed the same, the lines of kind step,
 // val, eval and sample are equal byte for byte once everything from ,"step_ms" on is cut.
+//
+// With --tensorboard the numbers of the lines of kind step, val and eval also go to an event file (tensorboard.h), one
+// for each start.
 //
 // A write error does not stop the run: one warning goes to stderr, and the lines are written with a later one.
 #pragma once
@@ -20,6 +24,7 @@
 #include <vector>
 
 #include "base/print.h"
+#include "train/reference.h"
 
 struct TaskResult;  // infer/tasks.h
 
@@ -29,7 +34,9 @@ struct LogOptions {
     bool silent = false;    // no warnings either: for ranks other than rank 0
     int64_t log_every = 1;  // steps per plain line
     int64_t total_steps = 0;
-    int64_t resume_step = -1;                        // 0 or more: continue log.jsonl from this step
+    int64_t resume_step = -1;  // 0 or more: continue log.jsonl from this step
+    bool tensorboard = false;
+    Reference reference = {};                        // validations are compared with it
     double flops_per_token = 0.0, peak_flops = 0.0;  // for MFU; 0: left out
 };
 
@@ -42,6 +49,16 @@ struct StepRecord {
     double loader_wait_ms = 0.0, comm_exposed_ms = 0.0;  // parts of step_ms in which this rank waited
     int64_t comm_bytes = -1;                             // bytes sent by this rank; -1: single rank
     std::string skipped = {};                            // why the step did not change the weights; empty: it did
+};
+
+// A file that grows. Bytes that could not be written are kept, and written before later ones.
+struct GrowingFile {
+    std::string path;
+    int fd = -1;
+    std::string unwritten = {};
+
+    // Returns whether all bytes are written.
+    bool append(const std::string& bytes);
 };
 
 struct Log {
@@ -69,8 +86,8 @@ struct Log {
 
   private:
     void print_line(const std::string& text);
+    void append(GrowingFile& file, const std::string& bytes);
     void append(const std::string& object);
-    bool write_lines();
     void draw();
     void clear();
 
@@ -78,8 +95,7 @@ struct Log {
     std::string line;    // the live line
     double drawn = 0.0;  // seconds_now() when it was drawn
     bool stdout_broken = false;
-    int fd = -1;                              // log.jsonl
-    std::string unwritten;                    // lines that could not be written yet
+    GrowingFile lines, events;                // log.jsonl, and with --tensorboard an event file
     int64_t steps = 0;                        // steps of this start
     double mean_ms = 0.0, mean_tokens = 0.0;  // exponential means over about 20 steps
 };

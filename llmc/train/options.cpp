@@ -98,6 +98,7 @@ struct Declared {
     }
     std::string value() const;  // as on the command line
     std::string toml() const;
+    bool is_word(const std::string& text) const;  // one of the words of the unit
     void set(const std::string& text);
 };
 
@@ -192,14 +193,17 @@ static T number(const std::string& name, const std::string& text) {
     return value;
 }
 
+bool Declared::is_word(const std::string& text) const {
+    return !text.empty() && islower(text[0]) && text.find('|') == text.npos &&
+           format("|%s|", unit).find("|" + text + "|") != text.npos;
+}
+
 void Declared::set(const std::string& text) {
     const std::string dashed = "--" + name;
-    const bool is_word = !text.empty() && islower(text[0]) && text.find('|') == text.npos &&
-                         format("|%s|", unit).find("|" + text + "|") != text.npos;
     is_set = true;
     const auto set_field = [&]<class T>(T* field) {
         if constexpr (std::is_same_v<T, std::string>) {
-            ENSURE(is_word || !islower(unit[0]), "%s %s is not known; give %s", dashed.c_str(),
+            ENSURE(is_word(text) || !islower(unit[0]), "%s %s is not known; give %s", dashed.c_str(),
                    shell_word(text).c_str(), unit);
             // The shell leaves --output=~/out as it is.
             const bool is_path = strstr(unit, "DIR") || strstr(unit, "FILE");
@@ -215,7 +219,7 @@ void Declared::set(const std::string& text) {
             ENSURE(*field || text == "0" || text == "false", "%s: '%s' is neither true nor false", dashed.c_str(),
                    text.c_str());
         } else {
-            *field = is_word ? T(least) : number<T>(dashed, text);
+            *field = is_word(text) ? T(least) : number<T>(dashed, text);
             const double value = double(*field);
             const std::string at_most = most < HUGE_VAL ? format(" and at most %.15g", most) : "";
             ENSURE(value >= least && value <= most, "%s %s must be at least %.15g%s", dashed.c_str(), text.c_str(),
@@ -300,7 +304,8 @@ void Parser::read_text(const std::string& path, const std::string& text, bool sa
         if (!d) fail(EXIT_BAD_DATA, "%s: %s", path.c_str(), unknown("--" + name).c_str());
         if (saved) o.saved[name] = d->is_text() ? quoted(value) : value;
         if (d->is_set || (saved && d->kind & ONE_START) || (shape_is_set && d->kind & SHAPE)) continue;
-        const std::string here = d->kind & PATH ? resolve_path(value, directory, d->kind & PATTERN & ~PATH) : value;
+        const bool is_path = d->kind & PATH && !d->is_word(value);
+        const std::string here = is_path ? resolve_path(value, directory, d->kind & PATTERN & ~PATH) : value;
         if (saved && here != d->initial) o.taken += " --" + name + " " + shell_word(here);
         try {
             d->set(here);
@@ -498,6 +503,9 @@ static void check_training(Options& o) {
            "--patience keeps the best checkpoint: give --output, and --checkpoint-every above 0");
     std::replace(o.eval_task.begin(), o.eval_task.end(), ',', '\n');  // as run.toml has several paths
     ENSURE(o.eval_every == 0 || !o.eval_task.empty(), "--eval-every needs --eval-task FILE");
+    ENSURE(!trains || o.reference.empty() || o.reference == "none" || (!o.val_data.empty() && o.val_every > 0),
+           "--reference compares validation losses: give --val-data, and --val-every above 0");
+    ENSURE(!o.tensorboard || !o.output.empty(), "--tensorboard writes into --output, which is empty; name a directory");
     ENSURE(o.tensor_parallel > 1 || !o.sequence_parallel,
            "--sequence-parallel needs --tensor-parallel 2 or more, on as many ranks; --sequence-parallel=false "
            "switches it off");

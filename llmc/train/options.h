@@ -66,7 +66,9 @@ struct Options {
     std::string eval_task;  // files, one in each line; eval_every 0: after each validation
     int sample_tokens = 64;
     std::string sample_prompt;
+    std::string reference;       // file or directory, none; empty: the matching curve of data/curves
     std::string output = "out";  // directory; empty: nothing is written
+    bool tensorboard = false;    // event files in output
     std::string checkpoint_async = "on";
     int keep = 3;            // newest checkpoints; 0: all
     int64_t keep_every = 0;  // also checkpoints of steps that are multiples of this; 0: off

@@ -388,12 +388,17 @@ static void open_data(Run& run) {
     run.schedule = schedule_of(o);
 }
 
+static std::string first_shard(const Corpus& data) {
+    const std::string path = data.shards.empty() ? "" : data.shards[0].path;
+    return path.substr(path.rfind('/') + 1);
+}
+
 // Returns the first line of log.jsonl.
-static std::string run_info(const Run& run, const DeviceInfo& device) {
+static json run_info(const Run& run, const DeviceInfo& device) {
     const Options& o = run.options;
     const GPT2Config& config = run.start.config;
-    const Corpus& data = run.data.train;
-    const json info = {
+    const Corpus &data = run.data.train, &val = run.data.val;
+    json first_line = {
         {"version", version()},
         {"command_line", run.command_line},
         {"directory", current_directory()},
@@ -416,7 +421,10 @@ static std::string run_info(const Run& run, const DeviceInfo& device) {
         {"tokens_per_step", run.batch.tokens_per_step},
         {"options", parse_json_object(options_json(o), "the options")},
         {"cpu_isa", device.cpu_isa}};  // empty on a GPU
-    return json_text(info);
+    first_line["seq_len"] = run.batch.T;
+    first_line["data"]["first_shard"] = first_shard(data);
+    first_line["val_data"] = {{"first_shard", first_shard(val)}, {"fingerprint", hex(val.fingerprint)}};
+    return first_line;
 }
 
 // Warns if the data are not those of the checkpoint that the run resumes.
@@ -455,6 +463,11 @@ static void open_log(Run& run, const Launch& launch, const DeviceInfo& device, c
     options.resume_step = resumes ? state.step : -1;
     options.flops_per_token = flops_per_token(run.start.config, run.batch.T);
     options.peak_flops = peak_flops(device, run.dtype) * run.groups.world.world_size;
+    options.tensorboard = o.tensorboard;
+    json info = run_info(run, device);
+    if (run.is_rank0() && !run.data.val.shards.empty()) options.reference = find_reference(o.reference, info);
+    const Reference& r = options.reference;
+    if (!r.name.empty()) info["reference"] = {{"name", r.name}, {"source", r.source}, {"losses", r.losses}};
     log = std::make_unique<Log>(options);
     // The weights of an older checkpoint than the newest are a reason for a warning.
     for (const std::string& line : run.start.notes) run.start.weights.empty() ? log->note(line) : log->warn(line);
@@ -473,12 +486,13 @@ static void open_log(Run& run, const Launch& launch, const DeviceInfo& device, c
     const std::string on_hosts = hosts.size() > 1 ? format(" on %zu machines", hosts.size()) : "";
     rows.push_back({"ranks", run.groups.world.describe() + on_hosts});
     rows.push_back({"output", o.output.empty() ? "none" : o.output});
+    if (!r.name.empty()) rows.push_back({"reference", r.name + (r.source.empty() ? "" : ", " + r.source)});
     log->table(rows);
     if (state.step >= o.steps)
         return log->note(
             format("nothing to do: the run is at step %lld, and --steps is %lld; a larger --steps continues",
                    static_cast<long long>(state.step), static_cast<long long>(o.steps)));
-    log->begin_run(run_info(run, device));
+    log->begin_run(json_text(info));
     if (run.lock) replace_file(o.output + "/run.toml", run_toml(o));
 }
 

@@ -24,6 +24,7 @@
 #include "support/parse.h"
 #include "support/refusal.h"
 #include "support/temporary.h"
+#include "train/tensorboard.h"
 
 using Json = nlohmann::json;
 
@@ -146,6 +147,45 @@ TEST_CASE("resuming removes the lines after the checkpoint's step, and those tha
     CHECK(read_bytes(path).substr(kept.size()).starts_with("{\"kind\":\"step\",\"step\":4,"));
 }
 
+static std::string hex(const std::string& bytes) {
+    std::string digits;
+    for (const char c : bytes) digits += format("%02x", unsigned(uint8_t(c)));
+    return digits;
+}
+
+// The bytes are those that protoc reads.
+TEST_CASE("events of TensorBoard have the bytes of the format") {
+    using namespace tensorboard;
+    CHECK(hex(begin_file(1.0, 7))
+              .starts_with("1800000000000000a37f4b2209000000000000f03f"
+                           "1a0d627261696e2e4576656e743a3286bf577a"));
+    CHECK(hex(record(1.0, 7, field(5, field(1, field(1, "loss") + "\x15" + bytes_of(2.5f))))) ==
+          "1a00000000000000129bd82d09000000000000f03f10072a0d0a0b0a046c6f7373150000204087ccc43d");
+    CHECK(hex(varint(0) + varint(127) + varint(128) + varint(300)) == "007f8001ac02");
+    CHECK(contains(event_of_line(1.0, R"({"kind":"eval","step":3,"task":"piqa","acc":0.5})"), "eval/piqa/acc\x15"));
+    for (const char* line : {R"({"kind":"run","step":1})", R"({"kind":"checkpoint","step":1,"ms":2})"})
+        CHECK(event_of_line(1.0, line) == "");
+}
+
+TEST_CASE("a validation says how far its loss is from that of the reference at the same step") {
+    const TemporaryDirectory dir;
+    const std::string out = output_of([&] {
+        LogOptions o = steps(1000);
+        o.output = dir.path, o.reference = {"a run", "", {{100, 4.0}, {400, 2.0}}};
+        Log log(o);
+        for (const int step : {0, 200}) log.val(step, 3.5);
+        log.val(400, 1.75);
+        log.val(400, NAN);
+    });
+    CHECK(contains(out, "step    0/1000 | val loss 3.5000 | perplexity 33.12\n"));
+    CHECK(contains(out, "step  200/1000 | val loss 3.5000 | perplexity 33.12 | 0.5000 above a run\n"));
+    CHECK(contains(out, "perplexity 5.75 | 0.2500 below a run\n"));
+    CHECK(contains(out, "val loss nan | perplexity nan | nan above a run\n"));
+    const auto lines = lines_of(dir / "log.jsonl");
+    CHECK(lines[0] == R"({"kind":"val","step":0,"val_loss":3.5})");
+    CHECK(lines[1] == R"({"kind":"val","step":200,"val_loss":3.5,"reference_loss":3.0})");
+}
+
 TEST_CASE("a new run renames an older log and loses nothing") {
     const TemporaryDirectory dir;
     for (int run = 0; run < 3; run++) Log(quiet(dir.path)).step(record(run));
@@ -228,7 +268,7 @@ TEST_CASE("lines that do not fit on a full disk are written later, in their orde
         if (!log.finish()) _exit(3);  // lost lines are reported once
     });
     CHECK(contains(out, "log.jsonl: File too large; the run continues, and tries again with each line\n"));
-    CHECK(contains(out, format(" lines could not be written to %s/log.jsonl\n", dir.path.c_str())));
+    CHECK(contains(out, format(" bytes could not be written to %s/log.jsonl\n", dir.path.c_str())));
     CHECK(std::count(out.begin(), out.end(), '\n') == 4);  // one message for each of three failures
     const auto lines = lines_of(dir / "log.jsonl");
     REQUIRE(lines.size() >= 20);

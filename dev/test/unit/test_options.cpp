@@ -349,7 +349,8 @@ TEST_CASE("relative paths of a run that was started in another directory become 
         bool names_file = false;
         for (const char* unit : {" GLOB", " DIR", " FILE"}) names_file |= contains(help, "--" + name + unit);
         if (!names_file || !contains(stored, "\n" + name + " = ")) continue;
-        const std::string data = name == "train-data" ? "" : "train-data = '/b'\n";
+        std::string data = name == "train-data" ? "" : "train-data = '/b'\n";
+        if (name == "reference") data += "val-data = '/c'\n";
         const Options back = with_run_toml("directory = '" + there.path + "'\n" + data + name + " = 'rel'\n");
         CHECK(contains(run_toml(back), name + " = \"" + there.path + "/rel\""));
         if (!data.empty()) CHECK(back.train_data == "/b");

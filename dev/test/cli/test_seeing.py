@@ -1,0 +1,270 @@
+"""test_seeing.py: what shows a run to others: TensorBoard's event files, the reference curve, the picture, wandb_log.py,
+and the manifest for Kubernetes. Tests by name only (-m hf) need the packages tensorboard, wandb, kubernetes-validate.
+"""
+
+import json
+import re
+import shutil
+import signal
+import struct
+import sys
+
+import pytest
+from harness import ROOT, Run, execute, refused, run, train, train_command
+
+KINDS = ("step", "val", "eval")
+
+
+def scalars(folder):
+    """Returns {(tag, step): value} of the numbers in log.jsonl that the trackers show."""
+    found = {}
+    for line in Run(folder).lines():
+        if line["kind"] in KINDS:
+            prefix = "/".join([line["kind"], line["task"]] if "task" in line else [line["kind"]])
+            found |= {(f"{prefix}/{name}", line["step"]): value for name, value in line.items()
+                      if name != "step" and isinstance(value, (int, float))}
+    return found
+
+
+def as_float(values):
+    """Returns the values as TensorBoard has them, in 32 bits."""
+    return {key: struct.unpack("<f", struct.pack("<f", value))[0] for key, value in values.items()}
+
+
+# ---- TensorBoard
+
+
+def crc(data):
+    """CRC-32C with TFRecord's mask."""
+    value = 0xFFFFFFFF
+    for byte in data:
+        value ^= byte
+        for _ in range(8):
+            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
+    value ^= 0xFFFFFFFF
+    return ((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def records(path):
+    data = path.read_bytes()
+    while data:
+        length, check = struct.unpack("<QI", data[:12])
+        assert check == crc(data[:8])
+        record, (check,) = data[12:12 + length], struct.unpack("<I", data[12 + length:16 + length])
+        assert len(record) == length and check == crc(record)
+        yield record
+        data = data[16 + length:]
+
+
+def message(data):
+    """Returns [(number, value)] of the fields of a message of Protocol Buffers."""
+    fields, at = [], 0
+
+    def varint():
+        nonlocal at
+        value = shift = 0
+        while True:
+            at += 1
+            value |= (data[at - 1] & 127) << shift
+            shift += 7
+            if data[at - 1] < 128:
+                return value
+
+    while at < len(data):
+        key = varint()
+        size = {1: 8, 5: 4}.get(key & 7)
+        value = varint() if size is None else None
+        if key & 7 == 2:
+            size = value
+        if size is not None:
+            value, at = data[at:at + size], at + size
+        fields.append((key >> 3, value))
+    return fields
+
+
+def read_events(folder):
+    """Returns {(tag, step): value} of a folder. The start of a session removes what comes from its step on."""
+    found = {}
+    for path in sorted(folder.glob("events.out.tfevents.*")):
+        events = [message(record) for record in records(path)]
+        assert (3, b"brain.Event:2") in events[0]
+        for fields in map(dict, events[1:]):
+            assert 1.6e9 < struct.unpack("<d", fields[1])[0] < 1e10
+            step = fields.get(2, 0)
+            if 7 in fields:
+                assert message(fields[7]) == [(1, 1)]
+                found = {(tag, at): value for (tag, at), value in found.items() if at < step}
+            for _, value in message(fields.get(5, b"")):
+                tag, number = (dict(message(value))[i] for i in (1, 2))
+                assert (tag.decode(), step) not in found
+                found[tag.decode(), step] = struct.unpack("<f", number)[0]
+    return found
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory, data):
+    """A run with event files that has logged steps 5 to 7 twice, because its newest checkpoint was removed."""
+    out = Run(tmp_path_factory.mktemp("seeing") / "run")
+    options = "--tensorboard --steps 12 --val-every 3 --checkpoint-every 5 --check-replicas 0"
+    train(options, "--stop-after 8", out=out, data=data)
+    shutil.rmtree(out.checkpoint(8))
+    train("--resume", out=out, data=data)
+    return out
+
+
+def test_event_files_have_every_number_of_the_log_once_also_after_a_resume(resumed):
+    events = read_events(resumed.folder)
+    assert events == as_float(scalars(resumed)) and len({step for _, step in events}) == 13
+    assert len(list(resumed.folder.glob("events.*"))) == 2
+    first, *_ = sorted(resumed.folder.glob("events.*"))
+    assert len(list(records(first))) == 2 + 8 + 3  # with the steps that were repeated
+    assert "val/val_loss" in {tag for tag, _ in events}
+
+
+@pytest.mark.hf
+def test_tensorboard_reads_every_number_of_the_log(resumed):
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = reader.EventAccumulator(str(resumed), size_guidance={reader.SCALARS: 0}).Reload()
+    read = [((tag, event.step), event.value) for tag in events.Tags()["scalars"] for event in events.Scalars(tag)]
+    assert dict(read) == as_float(scalars(resumed)) and len(read) == len(dict(read))
+
+
+def test_event_files_need_an_output(data):
+    refused(2, "--tensorboard writes into --output, which is empty", train_command("--tensorboard", out="", data=data))
+
+
+# ---- the reference
+
+
+def test_a_run_says_how_far_it_is_from_its_reference_also_when_it_is_resumed_elsewhere(tmp_path, data):
+    options = "--steps 12 --val-every 4 --checkpoint-every 8 --log-every 12 --quiet=0"
+    first = train(options, out=tmp_path / "first", data=data)
+    command = train_command(options, "--lr 1e-3 --reference first --stop-after 8", out="second", data=data)
+    printed = run(command, cwd=tmp_path).out
+    printed += run(train_command("--resume --quiet=0", out=tmp_path / "second", data=data)).out
+    second = Run(tmp_path / "second")
+    references, losses = second.by_step("val", "reference_loss"), second.val_losses()
+    assert references == first.val_losses() and list(references) == [0, 4, 8, 12]
+    for step in references:
+        difference = losses[step] - references[step]
+        words = f"{abs(difference):.4f} {'below' if difference < 0 else 'above'} "
+        assert re.search(fr"step +{step}/12 \| val loss {losses[step]:.4f} .* \| {words}", printed), printed
+    assert second.lines("run")[-1]["reference"]["losses"] == [[step, pytest.approx(loss)] for step, loss
+                                                              in references.items()]
+    command = train_command("--steps 4 --reference none", out="third", data=data)
+    run(command, cwd=tmp_path)
+    assert Run(tmp_path / "third").lines("run")[0]["options"]["reference"] == "none"
+
+
+@pytest.mark.parametrize("code, text, options", [
+    (66, "none/log: cannot open: No such file", "--reference none/log"),
+    (65, "--reference pytest.ini has no validation losses", "--reference pytest.ini"),
+    (2, "--reference compares validation losses: give --val-data", "--reference README.md --val-every 0")])
+def test_a_reference_that_cannot_be_is_refused(code, text, options, tmp_path, data):
+    refused(code, text, train_command("--steps 4", options, out=tmp_path / "run", data=data))
+
+
+def test_every_field_that_a_curve_compares_is_in_the_first_line_of_a_log(resumed):
+    line = resumed.lines("run")[0]
+    curves = [json.loads(path.read_text().splitlines()[0]) for path in (ROOT / "data/curves").glob("*.jsonl")]
+    assert curves
+    for curve in curves:
+        assert curve["source"] and curve["name"] and curve["conditions"] and "tokens_per_step" in curve["match"]
+        for name, fields in curve["match"].items():
+            assert type(line[name]) is type(fields)
+            assert not isinstance(fields, dict) or set(fields) <= set(line[name]), (curve["name"], name)
+
+
+# ---- the picture
+
+
+def test_plot_draws_runs_with_reference_evaluations_and_log_axes(resumed, tmp_path):
+    plotted = tmp_path / "plotted"
+    plotted.mkdir()
+    points = [[0, 5.5], [4, 5.0], [100, 2.0]]
+    lines = [{"kind": "run", "reference": {"name": "another run", "losses": points}},
+             {"kind": "val", "step": 4, "val_loss": 4.5, "reference_loss": 5.0},
+             {"kind": "eval", "step": 4, "task": "piqa", "acc": 0.625}]
+    (plotted / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    plot = [ROOT / "scripts/plot.py", resumed, plotted]
+    printed = run(plot, "--log xy --smooth 3 --dark -o", tmp_path / "dark.svg").out
+    assert re.search(r"validation loss .* 4\.5000 +steps 4 to 4, 0\.500 below the reference", printed)
+    if "no picture" in printed:
+        pytest.skip("no python3 here has matplotlib")
+    run(plot, "-o", tmp_path / "light.svg")
+    texts = [(tmp_path / name).read_text() for name in ("dark.svg", "light.svg")]
+    backgrounds = [re.search(r'id="patch_1">\s*<path [^>]*>', text)[0] for text in texts]
+    assert ["fill: #ffffff" in background for background in backgrounds] == [False, True]
+    for label in ("run: training, mean of 3", "plotted: validation 4.500, 0.500 below the reference", "another run",
+                  "plotted: piqa 0.625", "accuracy"):
+        assert f"<!-- {label} -->" in texts[0], label
+    assert "<!-- $\\mathdefault{10^{0}}$ -->" in texts[0] and "mathdefault" not in texts[1]
+
+
+# ---- Weights & Biases
+
+
+def wandb_records(path):
+    """Yields the records of a .wandb file: LevelDB's log, blocks of 32 KiB with parts of records, after 7 bytes."""
+    data, at, record = path.read_bytes(), 7, b""
+    while at + 7 <= len(data):
+        left = 32768 - at % 32768
+        if left < 7:
+            at += left
+            continue
+        length, part = struct.unpack("<HB", data[at + 4:at + 7])
+        record += data[at + 7:at + 7 + length]
+        at += 7 + length
+        if part in (1, 4):  # whole, or the last part
+            yield record
+            record = b""
+
+
+def sent(output):
+    """Returns the configuration and {(name, step): value} in the files of wandb's offline runs."""
+    messages = pytest.importorskip("wandb.proto.wandb_internal_pb2")
+    config, found = {}, {}
+    for path in sorted(output.glob("wandb/offline-run-*/*.wandb")):
+        for record in map(messages.Record.FromString, wandb_records(path)):
+            config |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
+            row = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
+            for name, value in row.items():
+                if not name.startswith("_"):
+                    assert (name, row["_step"]) not in found
+                    found[name, row["_step"]] = value
+    return config, found
+
+
+@pytest.mark.hf
+def test_wandb_gets_every_number_of_a_growing_log_once_also_after_a_resume(start, train_in_background, tmp_path, data):
+    pytest.importorskip("wandb")
+    out = Run(tmp_path / "run")
+    env = {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}
+    script = [sys.executable, ROOT / "scripts/wandb_log.py"]
+    options = "--val-every 50 --checkpoint-every 100 --check-replicas 0 --schedule constant"
+    training = train_in_background(options, "--steps 100000", out=out, data=data)
+    training.wait_for_step(out, 150)
+    follower = start(script, out, "--follow", env=env)
+    follower.wait_for(lambda: (out / "wandb.json").exists(), "the first row")
+    training.signal(signal.SIGTERM)
+    assert training.wait() == 75 and follower.wait() == 0
+    newest = int(out.latest().removeprefix("step_"))
+    shutil.rmtree(out.checkpoint(newest))
+    train("--resume --steps", newest + 7, out=out, data=data)
+    for _ in range(2):  # the second one finds nothing new
+        run(script, out, env=env)
+    config, found = sent(out.folder)
+    repeats = re.compile("step/(step_ms|tokens_per_s|mfu|loader_wait_ms)")
+    assert {key: value for key, value in found.items() if not repeats.match(key[0])} == \
+        {key: value for key, value in scalars(out).items() if not repeats.match(key[0])}
+    assert {key for key, _ in found} == {key for key, _ in scalars(out)}
+    assert config["tokens_per_step"] == 64 and config["options"] == out.lines("run")[0]["options"]
+
+
+@pytest.mark.parametrize("text, message", [(None, "No such file"), ("", "has no first line yet")])
+def test_a_folder_without_a_run_is_not_sent(text, message, tmp_path):
+    (tmp_path / "wandb.py").touch()  # in place of the package
+    if text is not None:
+        (tmp_path / "log.jsonl").write_text(text)
+    result = execute("python3", ROOT / "scripts/wandb_log.py", tmp_path, env={"PYTHONPATH": tmp_path})
+    assert result.code == 1 and result.err.startswith("wandb_log.py: ") and message in result.err
