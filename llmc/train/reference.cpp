@@ -12,7 +12,7 @@
 using nlohmann::json;
 
 static constexpr const char* curves[] = {
-#include "curves.inc"  // the files of data/curves, by mk/version.mk
+#include <curves.inc>  // the files of data/curves, by mk/version.mk
 };
 
 std::optional<double> Reference::loss_at(int64_t step) const {

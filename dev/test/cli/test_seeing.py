@@ -10,7 +10,7 @@ import struct
 import sys
 
 import pytest
-from harness import ROOT, Run, execute, refused, run, train, train_command
+from harness import PROGRAM, ROOT, Run, execute, refused, run, train, train_command
 
 KINDS = ("step", "val", "eval")
 
@@ -129,10 +129,6 @@ def test_tensorboard_reads_every_number_of_the_log(resumed):
     assert dict(read) == as_float(scalars(resumed)) and len(read) == len(dict(read))
 
 
-def test_event_files_need_an_output(data):
-    refused(2, "--tensorboard writes into --output, which is empty", train_command("--tensorboard", out="", data=data))
-
-
 # ---- the reference
 
 
@@ -159,8 +155,9 @@ def test_a_run_says_how_far_it_is_from_its_reference_also_when_it_is_resumed_els
 @pytest.mark.parametrize("code, text, options", [
     (66, "none/log: cannot open: No such file", "--reference none/log"),
     (65, "--reference pytest.ini has no validation losses", "--reference pytest.ini"),
-    (2, "--reference compares validation losses: give --val-data", "--reference README.md --val-every 0")])
-def test_a_reference_that_cannot_be_is_refused(code, text, options, tmp_path, data):
+    (2, "--reference compares validation losses: give --val-data", "--reference README.md --val-every 0"),
+    (2, "--tensorboard writes into --output, which is empty", "--tensorboard --output ''")])
+def test_what_cannot_be_seen_is_refused(code, text, options, tmp_path, data):
     refused(code, text, train_command("--steps 4", options, out=tmp_path / "run", data=data))
 
 
@@ -268,3 +265,34 @@ def test_a_folder_without_a_run_is_not_sent(text, message, tmp_path):
         (tmp_path / "log.jsonl").write_text(text)
     result = execute("python3", ROOT / "scripts/wandb_log.py", tmp_path, env={"PYTHONPATH": tmp_path})
     assert result.code == 1 and result.err.startswith("wandb_log.py: ") and message in result.err
+
+
+# ---- containers
+
+
+def manifest():
+    yaml = pytest.importorskip("yaml")
+    return yaml.safe_load((ROOT / "scripts/mpijob.yaml").read_text())["spec"]
+
+
+def test_the_job_for_kubernetes_starts_as_many_ranks_as_its_workers_have_gpus(tmp_path):
+    replicas = manifest()["mpiReplicaSpecs"]
+    launcher, worker = (replicas[name]["template"]["spec"]["containers"][0] for name in ("Launcher", "Worker"))
+    ranks = manifest()["slotsPerWorker"] * replicas["Worker"]["replicas"]
+    assert worker["resources"]["limits"]["nvidia.com/gpu"] == str(manifest()["slotsPerWorker"])
+    assert launcher["command"][:3] == ["mpirun", "-np", str(ranks)] and launcher["command"][-1] == "train_gpt2cu"
+    options = [option for option in launcher["args"] if not re.match("--(train-data|val-data|resume)", option)]
+    plan = run(PROGRAM, "plan --measure off --ranks", ranks, options, cwd=tmp_path).out
+    assert "524,288 tokens per step = 32 sequences x 1,024 tokens x 16 ranks x 1 micro-step" in plan
+
+
+@pytest.mark.hf
+def test_the_pods_of_the_job_have_the_form_that_kubernetes_has(tmp_path):
+    kubernetes = pytest.importorskip("kubernetes_validate")
+    for name, replica in manifest()["mpiReplicaSpecs"].items():
+        pods = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": name.lower()},
+                "template": replica["template"]}
+        kubernetes.validate(pods, "1.31", strict=True)
+        replica["template"]["spec"]["containers"][0]["comand"] = []
+        with pytest.raises(kubernetes.ValidationError):
+            kubernetes.validate(pods, "1.31", strict=True)
