@@ -19,7 +19,7 @@ sources() { git ls-files "$@" | while IFS= read -r file; do if [ -e "$file" ]; t
 
 # Lines of data and tables may be longer.
 long_lines() {
-    ! sources | grep -vE '\.(md|png|safetensors|json|txt|tok)$|unicode_table\.inc$|^dev/fuzz/corpus/' |
+    ! sources | grep -vE '\.(md|png|safetensors|jsonl?|txt|tok)$|unicode_table\.inc$|^dev/fuzz/corpus/' |
         xargs -d '\n' python3 -c 'import sys
 for path in sys.argv[1:]:
     for number, line in enumerate(open(path), 1):

@@ -1,5 +1,5 @@
-"""test_seeing.py: what shows a run to others: TensorBoard's event files, the reference curve, the picture, wandb_log.py,
-and the manifest for Kubernetes. Tests by name only (-m hf) need the packages tensorboard, wandb, kubernetes-validate.
+"""test_seeing.py: what shows a run: TensorBoard's event files, the reference curve, the picture, wandb_log.py; and the
+job for Kubernetes. Tests by name only (-m hf) need the packages tensorboard, wandb and kubernetes-validate.
 """
 
 import json
@@ -147,9 +147,9 @@ def test_a_run_says_how_far_it_is_from_its_reference_also_when_it_is_resumed_els
         assert re.search(fr"step +{step}/12 \| val loss {losses[step]:.4f} .* \| {words}", printed), printed
     assert second.lines("run")[-1]["reference"]["losses"] == [[step, pytest.approx(loss)] for step, loss
                                                               in references.items()]
-    command = train_command("--steps 4 --reference none", out="third", data=data)
-    run(command, cwd=tmp_path)
-    assert Run(tmp_path / "third").lines("run")[0]["options"]["reference"] == "none"
+    run(train_command("--steps 8 --stop-after 4 --reference none", out="third", data=data), cwd=tmp_path)
+    train("--resume", out=tmp_path / "third", data=data)
+    assert [line["options"]["reference"] for line in Run(tmp_path / "third").lines("run")] == ["none", "none"]
 
 
 @pytest.mark.parametrize("code, text, options", [
@@ -243,19 +243,23 @@ def test_wandb_gets_every_number_of_a_growing_log_once_also_after_a_resume(start
     training.wait_for_step(out, 150)
     follower = start(script, out, "--follow", env=env)
     follower.wait_for(lambda: (out / "wandb.json").exists(), "the first row")
+    follower.signal(signal.SIGSTOP)  # the log is replaced while it does not look
     training.signal(signal.SIGTERM)
-    assert training.wait() == 75 and follower.wait() == 0
+    assert training.wait() == 75
     newest = int(out.latest().removeprefix("step_"))
     shutil.rmtree(out.checkpoint(newest))
-    train("--resume --steps", newest + 7, out=out, data=data)
-    for _ in range(2):  # the second one finds nothing new
-        run(script, out, env=env)
+    training = train_in_background("--resume --steps", newest + 500, out=out, data=data)
+    training.wait_for_step(out, newest)
+    follower.signal(signal.SIGCONT)
+    assert training.wait() == 0 and follower.wait() == 0
     config, found = sent(out.folder)
-    repeats = re.compile("step/(step_ms|tokens_per_s|mfu|loader_wait_ms)")
-    assert {key: value for key, value in found.items() if not repeats.match(key[0])} == \
-        {key: value for key, value in scalars(out).items() if not repeats.match(key[0])}
+    times = re.compile("step/(step_ms|tokens_per_s|mfu|loader_wait_ms)")  # another time in a repeated step
+    assert {key: value for key, value in found.items() if not times.match(key[0])} == \
+        {key: value for key, value in scalars(out).items() if not times.match(key[0])}
     assert {key for key, _ in found} == {key for key, _ in scalars(out)}
     assert config["tokens_per_step"] == 64 and config["options"] == out.lines("run")[0]["options"]
+    run(script, out, env=env)
+    assert sent(out.folder)[1] == found
 
 
 @pytest.mark.parametrize("text, message", [(None, "No such file"), ("", "has no first line yet")])
