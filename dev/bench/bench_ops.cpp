@@ -28,7 +28,7 @@ namespace {
 
 struct Choice {
     std::string model = "d12", precision, op, json, cudnn = "on", deterministic = "on", autotune = "on";
-    int B = 0, T = 0;
+    int B = 0, T = 0, ds_part_mib = 0;
     double budget = 0.3;
     bool list = false;
 
@@ -40,6 +40,7 @@ struct Choice {
         for (const auto& [name, value] :
              {std::pair("--cudnn", cudnn), {"--deterministic", deterministic}, {"--autotune", autotune}})
             if (value != "on") text += (text.empty() ? "" : " ") + std::string(name) + " " + value;
+        if (ds_part_mib) text += (text.empty() ? "" : " ") + format("--ds-part-mib %d", ds_part_mib);
         if (fp8()) text += (text.empty() ? "" : " ") + std::string("--precision fp8");
         return text;
     }
@@ -412,12 +413,17 @@ int main(int argc, char** argv) try {
     app.add_option("--autotune", choice.autotune,
                    "on: the fastest algorithm, chosen by timing; off: the library's first proposal [on]")
         ->check(on_or_off);
+    app.add_option("--ds-part-mib", choice.ds_part_mib,
+                   "MiB of dS that cuDNN's deterministic backward stores at a time; 0 = timed [0]")
+        ->check(CLI::Range(0, 1 << 24));
     app.add_option("--json", choice.json, "append the results to this file, one JSON object per line");
     app.add_option("--threads", threads, "threads of the CPU; 0 = one per core");
     app.add_option("--seconds", choice.budget, "seconds to spend on each line [0.3]");
     CLI11_PARSE(app, argc, argv);
     ENSURE(!choice.fp8() || choice.op == "step", "--precision fp8 is timed with --op step only");
-    choose_attention(choice.cudnn != "off", choice.deterministic != "off");
+    AttentionChoice attention = {.cudnn = choice.cudnn != "off", .deterministic = choice.deterministic != "off"};
+    if (choice.ds_part_mib) attention.part_bytes = {int64_t(choice.ds_part_mib) << 20};
+    ops::set_attention(attention);
     device_init(0, threads);
     device_time_algorithms(choice.autotune != "off");
     const bool gpu = device_info().peak_flops_bf16 > 5e13;
