@@ -1,60 +1,157 @@
-"""test_gpu_pass.py: dev/gpu_pass.sh with small shapes. The emulator's programs, with two GPUs, take the place of the
-GPU build; make, nvidia-smi, compute-sanitizer, the bench and all kernel tests but one are stand-ins."""
+"""test_gpu_pass.py: dev/gpu_pass.sh with small shapes, on new machines without programs, as two calls and the rest. The
+emulator's programs, with two GPUs, take the place of the GPU build; make, nvidia-smi, ncu, compute-sanitizer, the bench
+and all kernel tests but one are stand-ins."""
 
 import json
 import os
 import re
+import shutil
+import signal
+import tarfile
 
 import pytest
-from harness import EMULATED, PROGRAM, ROOT, execute, make_script
+from harness import EMULATED, PROGRAM, ROOT, execute, make_script, run, runs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800),
               pytest.mark.skipif(not EMULATED.exists(), reason="build/release/emulator/train_gpt2cu is not built")]
+SCRIPT = (ROOT / "dev/gpu_pass.sh").read_text()
 # The statements of the script about losses, up to the first variable.
-CLAIMS = re.findall(r'^ *claim "([^"$]*)', (ROOT / "dev/gpu_pass.sh").read_text(), re.M)
+CLAIMS = re.findall(r'^ *claim "([^"$]*)', SCRIPT, re.M)
+KERNELS = "build/release/cuda/"
+TESTS = [KERNELS + source.stem for source in ROOT.glob("dev/test/gpu/test_gpu_*.cu")]
 
-MAKE = 'if [ "$1" = found ]; then echo "CPU | CUDA | cuDNN 9.19.0 | Open MPI 4 | NCCL"; fi'
+# Copies the programs that it is asked to make.
+MAKE = """echo "$@" >>made.txt
+echo "g++ | x86_64 | CUDA 13.0 | cuDNN 9.19.0 | NCCL"
+for target; do
+    if [ -e BUILT/$target ]; then mkdir -p $(dirname $target) KERNELS && cp BUILT/$target $target; fi
+done
+touch KERNELSlibllmc.a"""
 # Only memcheck checks all kernels; the others must select ours.
 SANITIZER = """case "$2 $*" in memcheck*) ;; *"--kernel-name kns=adamw_kernel "*) exit 0 ;; *) exit 1 ;; esac
 while [[ "$1" == --* ]]; do shift 2; done
 exec "$@" """
-BENCH = r"""while [ $# != 0 ]; do if [ "$1" = --json ]; then json=$2; fi; shift; done
+NCU = """while [[ "$1" == --* ]]; do shift 2; done
+"$@" && echo "==ERROR== ERR_NVGPUCTRPERM" && exit 1"""
+BENCH = r"""for word; do if [ "$before" = --json ]; then json=$word; fi; before=$word; done
+if [ -n "$LOUD" ] && [[ "$*" != *--op* ]]; then head -c 15000000 /dev/urandom | base64; sleep 1000; fi
 step='"bench":"step","device":"none","model":"d12","dtype":"bf16"'
-echo "{$step,\"B\":2,\"T\":16,\"ms\":1.0,\"tokens_per_s\":32000}" >>"$json" """
-TRAINER = """if [ "$1" != tokenize ]; then set -- "$@" --val-tokens 32; fi
+if [ -n "$json" ]; then echo "{$step,\"B\":2,\"T\":16,\"ms\":1.0,\"tokens_per_s\":32000}" >>"$json"; fi"""
+TRAINER = """if [[ "$*" != tokenize* && "$*" != *help* ]]; then set -- "$@" --val-tokens 32; fi
 exec PROGRAM "$@" """
 
 
-@pytest.fixture
-def gpu_pass(tmp_path):
-    """Runs gpu_pass.sh in a tree of its own; returns its result, and its folder."""
-    tree, commands, out = tmp_path / "tree", tmp_path / "bin", tmp_path / "out"
-    kernels = tree / "build/release/cuda"
-    for folder in (kernels, commands):
-        folder.mkdir(parents=True)
-    for name in ("dev", "llmc", "scripts", "data", "README.md"):
-        (tree / name).symlink_to(ROOT / name)
-    programs = {kernels / source.stem: "" for source in ROOT.glob("dev/test/gpu/test_gpu_*.cu")}
-    programs[kernels / "test_gpu_device"] = f"exec {EMULATED.with_name('test_gpu_device')}"
-    programs |= {kernels / "bench_ops": BENCH, tree / "test_gpt2cu": "", commands / "make": MAKE,
-                 commands / "nvidia-smi": "echo GPU 0; echo GPU 1", commands / "compute-sanitizer": SANITIZER,
-                 tree / "train_gpt2": TRAINER.replace("PROGRAM", str(PROGRAM)),
-                 tree / "train_gpt2cu": TRAINER.replace("PROGRAM", str(EMULATED))}
-    for path, text in programs.items():
-        make_script(path, text)
+class Machine:
+    """A tree in which nothing is built, and commands in front of the PATH."""
 
-    env = {"PATH": f"{commands}:{os.environ['PATH']}", "SHAPES": "tiny", "STAGE_SECONDS": 1700, "SIMT_DEVICES": 2,
-           "TEXT": tree / "README.md"}
-    return execute("bash", tree / "dev/gpu_pass.sh", "-o", out, env=env, limit=1700), out
+    def __init__(self, folder):
+        self.tree, self.out, commands, self.built = [folder / name for name in ("tree", "out", "bin", "built")]
+        for name in (self.tree, commands, self.built / KERNELS):
+            name.mkdir(parents=True)
+        for name in ("dev", "llmc", "scripts", "data", "README.md"):
+            (self.tree / name).symlink_to(ROOT / name)
+        programs = {name: "" for name in TESTS}
+        programs |= {KERNELS + "test_gpu_device": f'exec {EMULATED.with_name("test_gpu_device")} "$@"',
+                     KERNELS + "bench_ops": BENCH, "test_gpt2cu": "",
+                     "train_gpt2": TRAINER.replace("PROGRAM", str(PROGRAM)),
+                     "train_gpt2cu": TRAINER.replace("PROGRAM", str(EMULATED))}
+        for name, text in programs.items():
+            make_script(self.built / name, text)
+        make = MAKE.replace("BUILT", str(self.built)).replace("KERNELS", KERNELS)
+        stand_ins = {"make": make, "nvidia-smi": "echo GPU 0; echo GPU 1", "ncu": NCU, "compute-sanitizer": SANITIZER}
+        for name, text in stand_ins.items():
+            make_script(commands / name, text)
+        self.env = {"PATH": f"{commands}:{os.environ['PATH']}", "SHAPES": "tiny", "STAGE_SECONDS": 1700,
+                    "SIMT_DEVICES": 2, "TEXT": self.tree / "README.md", "XDG_CACHE_HOME": None}
+
+    def command(self, *stages):
+        return "bash", self.tree / "dev/gpu_pass.sh", "-o", self.out, *stages
+
+    def made(self):
+        """What make was asked for, one list of words per call."""
+        return [line.split() for line in (self.tree / "made.txt").read_text().splitlines()]
+
+    def archive(self):
+        """The files of the archive."""
+        path = self.out / "results.tar.xz"
+        assert path.stat().st_size < 16e6
+        with tarfile.open(path) as files:
+            return {f.name.removeprefix("./"): files.extractfile(f).read().decode(errors="replace") for f in files}
 
 
-def test_every_stage_passes_and_every_claim_holds(gpu_pass):
-    result, out = gpu_pass
-    assert result.code == 0, result
-    summary, tables = (out / "summary.txt").read_text(), (out / "results.md").read_text()
-    assert len(CLAIMS) >= 11
-    assert [claim for claim in CLAIMS if f"\nok   {claim}" not in summary] == []
-    runs = "small d12 d12-autotune-off d48 two-gpus-zero-1 d12-two-gpus d12-tensor-parallel".split()
-    assert [name for name in runs if f"\n| {name} |" not in tables] == []
+def test_the_stages_of_two_calls_have_400_and_240_seconds():
+    sums = dict(re.findall(r"^# (first|second|further): (\d+)$", SCRIPT, re.M))
+    for group, total in sums.items():
+        rows = SCRIPT.partition(f"# {group}: {total}\n")[2].partition("\n#\n")[0]
+        assert sum(int(seconds) for seconds in re.findall(r"^#   \w+ +(\d+)", rows, re.M)) == int(total)
+    assert sums["first"] == "400" and sums["second"] == "240" and "further" in sums
+
+
+def test_every_stage_passes_and_every_claim_holds(tmp_path):
+    machines = [Machine(tmp_path / name) for name in ("first", "second")]
+    said = ""
+    for machine, call, logs in ((machines[0], "first", ["test_gpu_device.log", "d12-no-graph/log.jsonl"]),
+                                (machines[1], "second", ["profile.log", "memcheck-train.log"]),
+                                (machines[1], "further", ["d12.log", "d12/log.jsonl"])):
+        run(*machine.command(call), env=machine.env, limit=1700)
+        files = machine.archive()
+        wanted = ["summary.txt", "results.jsonl", "results.md", "cache/train_gpt2/algorithms.txt", *logs]
+        assert [file for file in wanted if not files.get(file)] == []
+        assert [file for file in files if "step_" in file or file.startswith("data")] == []
+        said += (machine.out / "summary.txt").read_text()
+
+    first, second = [machine.made() for machine in machines]
+    assert {*TESTS, "test_gpt2cu", "train_gpt2", "train_gpt2cu", KERNELS + "bench_ops"} < {*first[0]}
+    assert {"train_gpt2", "train_gpt2cu", KERNELS + "bench_ops"} < {*second[0]} and not {*TESTS} & {*second[0]}
+    assert {*TESTS, "test_gpt2cu"} < {*second[1]}
+    assert "ok   profile " in said and "ERR_NVGPUCTRPERM" in said
+    assert len(CLAIMS) >= 10 and said.count("\nok   two GPUs with --") == 6
+    assert [claim for claim in CLAIMS if f"\nok   {claim}" not in said] == []
+    tables = (machines[1].out / "results.md").read_text()
+    names = "small d12 d48-bf16 two-gpus-zero-1 d12-two-gpus d12-two-gpus-tensor".split()
+    assert [name for name in names if f"\n| {name} |" not in tables] == []
     assert "\n| train_gpt2 | none | d12 " in tables
-    assert json.loads((out / "d12/step_000002/config.json").read_text())["vocab_size"] == 384
+    assert json.loads((machines[1].out / "d12/step_000002/config.json").read_text())["vocab_size"] == 384
+
+
+def test_programs_from_another_machine_are_built_if_one_does_not_start(tmp_path):
+    machine = Machine(tmp_path)
+    shutil.copytree(machine.built, machine.tree, dirs_exist_ok=True)
+    run(*machine.command("build"), env=machine.env)
+    assert not (machine.tree / "made.txt").exists()
+    make_script(machine.tree / "test_gpt2cu", "exit 127")
+    run(*machine.command("build"), env=machine.env)
+    assert "test_gpt2cu" in machine.made()[0]
+
+
+def test_a_stage_ends_at_its_limit_and_the_next_one_runs(tmp_path):
+    machine = Machine(tmp_path)
+    shutil.copytree(machine.built, machine.tree, dirs_exist_ok=True)
+    result = execute(*machine.command("bench", "d48"), env={**machine.env, "STAGE_SECONDS": 4, "LOUD": 1})
+    assert result.code == 1, result
+    assert "FAIL bench-d12-B2-bf16" in result.out and "ok   bench-d12-B2-bf16-op=step" in result.out
+    assert "failed: bench-d12-B2-bf16" in result.out and "[status 124]" in result.out
+    log = machine.archive()["bench-d12-B2-bf16.log"]
+    assert "\n[the middle is left out]\n" in log and len(log) < 110e3
+
+
+def test_a_signal_ends_the_programs_and_leaves_the_results(tmp_path, start):
+    machine = Machine(tmp_path)
+    job = start(*machine.command("build", "bench"), env={**machine.env, "LOUD": 1})
+    log = machine.out / "bench-d12-B2-bf16.log"
+    job.wait_for(lambda: log.exists() and log.stat().st_size > 20000000, "a long log")
+    programs = job.descendants()
+    job.signal(signal.SIGTERM)
+    assert job.wait() == 143
+    assert [pid for pid in programs if runs(pid)] == []
+    assert {"summary.txt", "bench-d12-B2-bf16.log", "make-build.log"} <= {*machine.archive()}
+
+
+def test_the_headers_of_the_build_travel_in_a_folder(tmp_path):
+    [command] = re.findall(r"^#   (mkdir -p .deps/include && .*)$", SCRIPT, re.M)
+    run("bash -c", [command], cwd=tmp_path)
+    headers = [tmp_path / ".deps/include" / name for name in
+               ("CLI/CLI.hpp", "doctest/doctest.h", "nlohmann/json.hpp", "xxhash.h")]
+    assert [path for path in headers if not path.exists()] == []
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*")) < 50e6
+    run("git check-ignore", ROOT / ".deps/include")
