@@ -143,8 +143,8 @@ write_results() {
         -o -name algorithms.txt \) -print0 | tar --null -T - -caf new.$archive && mv new.$archive $archive)
 }
 
-starts() { for program in "$@"; do "$program" --help >/dev/null 2>&1 </dev/null || return; done; }
-
+# 126 and 127 say that a program or its libraries are not there.
+starts() { for program in "$@"; do "$program" --help >/dev/null 2>&1 </dev/null || [ $? -lt 126 ] || return; done; }
 # need PROGRAM...: builds them. Programs without objects came from another machine, and stay if they start.
 need() {
     if [ ! -e "$bin/libllmc.a" ] && starts "$@"; then say "ok   built on another machine: $*" && return; fi
