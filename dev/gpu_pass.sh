@@ -3,9 +3,8 @@
 # stages. Without a name it runs all of them. A machine that is lent for 15 minutes is used in two calls, `first` and
 # `second`, with two starts of up to two minutes beside them. The second machine may be a new one.
 #
-# The seconds are limits. What a stage leaves goes to the next ones. All are estimates, for 16 cores. Measured with 16
-# cores and an H200: 63 s for a build of all programs, 35 for the tests, 40 for `bench` and `options` with a step in
-# FP8, 60 for PyTorch and llm.c.
+# The seconds are limits, and estimates for 16 cores. What a stage leaves goes to the next ones. Measured with 16 cores
+# and an H200: 63 s for all programs, 35 for the tests, 40 for `bench` and `options`, 60 for PyTorch and llm.c.
 #
 # first: 400
 #   build      130   the programs and the tests
@@ -15,11 +14,11 @@
 #   graphs      60   124M for 40 steps with and without CUDA graphs: the same losses
 #
 # second: 240
-#   rebuild     60   the programs, if the machine is new
-#   parts       40   attention's backward with 50, 128 and 256 MiB of dS at a time, and with all of it
-#   profile     45   Nsight Compute on the kernels that are farthest from their prediction
-#   torch       50   124M in PyTorch, and again here in the same minutes
-#   d48         25   a step of 1558M
+#   rebuild     80   the programs, if the machine is new; ops.cu alone takes 47 s of a Zen 3 core
+#   parts       35   attention's backward with 50, 128 and 256 MiB of dS at a time, and with all of it
+#   profile     40   Nsight Compute on the kernels that are farthest from their prediction
+#   torch       45   124M in PyTorch, and again here in the same minutes
+#   d48         20   a step of 1558M
 #   memcheck    20   compute-sanitizer on a tiny run and the kernel tests
 #
 # further: 1690
@@ -100,11 +99,10 @@ small+=("${quiet[@]}") d12+=("${quick[@]}") d48+=("${quick[@]}") layer+=("${quic
 say() { echo "$*" | tee -a "$out/summary.txt"; }
 fail() { say "FAIL $*" && echo "$*" >>"$failures"; }
 
-# Ends the programs that this shell has started. The script then writes what it has.
+# Ends the groups of processes and the shells that this shell has started. The script then writes what it has.
 quit() {
     trap '' TERM INT HUP
-    # shellcheck disable=SC2046  # a list of processes
-    kill $(jobs -p) 2>/dev/null
+    for job in $(jobs -p); do kill -- "-$job" 2>/dev/null || kill "$job" 2>/dev/null; done
     wait
     if [ $BASHPID = $$ ]; then say "ended by a signal" && write_results; fi
     exit 143
@@ -143,12 +141,13 @@ write_results() {
         -o -name algorithms.txt \) -print0 | tar --null -T - -caf new.$archive && mv new.$archive $archive)
 }
 
-# 126 and 127 say that a program or its libraries are not there.
-starts() { for program in "$@"; do "$program" --help >/dev/null 2>&1 </dev/null || [ $? -lt 126 ] || return; done; }
-# need PROGRAM...: builds them. Programs without objects came from another machine, and stay if they start.
+# A status from 124 on says that a program or its libraries are not there, or that it hangs.
+starts() { for program; do timeout 20 "$program" --help &>/dev/null </dev/null || [ $? -lt 124 ] || return; done; }
+# need PROGRAM...: builds them, ops.cu first, because it takes longest. Programs without objects came from another
+# machine, and stay if they start.
 need() {
-    if [ ! -e "$bin/libllmc.a" ] && starts "$@"; then say "ok   built on another machine: $*" && return; fi
-    run "make-$stage" make -k CUDA=1 -j"$(nproc)" found "${@#./}"
+    if [ ! -e "$bin/libllmc.a" ] && starts "$@"; then say "ok   $# programs from another machine start" && return; fi
+    run "make-$stage" make -k CUDA=1 -j"$(nproc)" found "$bin/llmc/cuda/ops.o" "${@#./}"
     say "$(grep ' | cuDNN ' "$out/make-$stage.log")"
     grep -q ' | cuDNN [0-9]' "$out/make-$stage.log" || fail "$stage: without cuDNN"
 }
@@ -372,6 +371,7 @@ while read -r group stage seconds <&3; do
     if [[ " $* " != *" $group "* && " $* " != *" $stage "* ]]; then continue; fi
     deadline=$((deadline + ${STAGE_SECONDS:-$seconds}))
     say "== $stage ($SECONDS s, until $deadline s)"
+    [[ $stage == *build ]] || starts "${programs[@]}" || need "${programs[@]}"
     "$stage"
     write_results
 done 3<<<"$table"
