@@ -81,7 +81,9 @@ def test_a_note_says_that_choices_cannot_be_kept(emulated):
 
 # An illegal access in this operation of the GPU, or an error while a CUDA graph is captured.
 @pytest.mark.parametrize("when, reason", [
-    (1, "cudaErrorIllegalAddress"), (700, "cudaErrorIllegalAddress"), ("capture", "CUBLAS_STATUS_EXECUTION_FAILED")])
+    (1, "cudaErrorIllegalAddress"), (700, "cudaErrorIllegalAddress"),
+    ("capture", "embedding_forward_kernel<bf16>, (2, 1, 1) blocks of (256, 1, 1) threads, 0 bytes of shared memory: an "
+                "illegal memory access")])
 def test_a_failure_on_the_gpu_ends_the_program_with_one_error_that_torchrun_gets(data, tmp_path, when, reason):
     gpu, error_file = emulated_gpus(1), tmp_path / "error.json"
     torchrun = {"TORCHELASTIC_ERROR_FILE": error_file, "RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0,
