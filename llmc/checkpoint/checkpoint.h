@@ -31,6 +31,7 @@ struct TrainerState {
     uint64_t seed = 0;
     double val_loss = -1;        // the last validation loss; -1: not measured yet
     int64_t val_step = -1;       // the step of that validation; -1: unknown
+    double val_bytes = 0;        // mean bytes of a token that is validated, for the model card; 0: unknown; not saved
     double best_loss = 0;        // the lowest validation loss since --patience was given; infinity: it was NaN
     int64_t best_step = -1;      // the step of that validation; -1: there is none
     std::string options = "{}";  // JSON object: the options of the run

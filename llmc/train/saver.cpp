@@ -46,8 +46,11 @@ static std::string model_card(const Run& run, const TrainerState& state) {
     fact("trained on", with_commas(state.tokens) + " tokens in " + counted(state.step, "step"));
     if (state.val_step >= 0) {
         fact("validation data", run.options.val_data);
-        fact("validation loss", format("%.4f nats per token, perplexity %.2f, at step %s", state.val_loss,
-                                       std::exp(state.val_loss), with_commas(state.val_step).c_str()));
+        const double bits = state.val_loss / (state.val_bytes * std::log(2.0));
+        const std::string per_byte = state.val_bytes > 0 ? format(", %.4f bits per byte", bits) : "";
+        fact("validation loss",
+             format("%.4f nats per token, perplexity %.2f%s, at step %s", state.val_loss, std::exp(state.val_loss),
+                    per_byte.c_str(), with_commas(state.val_step).c_str()));
     }
     fact("program", version());
     const char* usage = R"(

@@ -134,12 +134,12 @@ Trainer<floatX>::Trainer(const Run& run, Log& log)
     const Options& o = run.options;
     if (!run.data.val.shards.empty())
         val_loader = std::make_unique<DataLoader>(loader_config(run, stream.stream, true), run.data.val);
-    if (val_loader && run.start.tokenizer) val_bytes = bytes_per_token(run, val_loader->num_windows);
     if (run.groups.tp.world_size > 1) model.tensor_ranks = &run.groups.tp;
     model.stream = stream.stream;
     outliers.skip_nan = o.on_nan == "skip";
     outliers.z = o.spike_z;
     load_state();
+    if (val_loader && run.start.tokenizer) state.val_bytes = bytes_per_token(run, val_loader->num_windows);
     if (o.autotune == "on" && state.step < o.steps) {
         optimizer.weights.finish();  // rank 0 reads them in there, without on_wait_for_weights
         choose_algorithms(model, run, log);
@@ -323,7 +323,7 @@ void Trainer<floatX>::validate(int64_t step) {
     if (loss) {
         state.val_loss = *loss;
         state.val_step = step;
-        log.val(step, *loss, val_bytes);
+        log.val(step, *loss, state.val_bytes);
     }
     const Options& o = run.options;
     const bool evaluates = step % std::max<int64_t>(1, o.eval_every) == 0 || step == o.steps;

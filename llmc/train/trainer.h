@@ -88,7 +88,6 @@ struct Trainer {
     bool out_of_patience = false;  // `stop` is set because of --patience
     std::string failure;  // reason why training cannot continue, such as a loss that is not finite; `stop` is then set
     std::function<void(int64_t step)> save_best;  // the Saver's; all ranks call it, after the best validation so far
-    double val_bytes = 0.0;                       // mean bytes of a token of the validation; 0: no tokenizer
     float own_ms = 0.0f;                          // time of the last finished step, without waits for other ranks
     struct {
         double begin, loader_waited, comm_exposed;  // at the begin of the step that the host finishes next

@@ -79,7 +79,9 @@ def test_the_model_card_tells_of_the_run_and_may_be_edited(tmp_path, data):
     facts = dict(re.findall(r"^\* (.*?): (.*)$", text, re.MULTILINE))
     assert facts["trained on"] == "256 tokens in 4 steps" and facts["training data"] == f"{data}/train_*.bin"
     loss = out.val_losses()[4]
+    bits = out.by_step("val", "bits_per_byte")[4]
     assert facts["validation loss"].startswith(f"{loss:.4f} nats per token, perplexity ")
+    assert f", {bits:.4f} bits per byte, at step 4" in facts["validation loss"]
     assert f"--train-data '{data}/train_*.bin'" in text and 'pipeline("text-generation", ".")' in text
     (out.checkpoint(4) / "README.md").write_text(card.replace("# license: mit", "license: mit"))
     assert "damaged" not in run(train_command(RUN, "--steps 6 --resume", out=out, data=data)).err
