@@ -146,7 +146,7 @@ static std::vector<TaskRow> read_examples(const std::string& text, const Tokeniz
     check(text.size() >= sizeof header && text.size() % 2 == 0 && header[1] == 1 && header[2] > 0, path,
           format("its header has version %d and %d examples; llm.c writes version 1", header[1], header[2]));
     std::vector<uint16_t> data((text.size() - sizeof header) / 2);
-    std::memcpy(data.data(), text.data() + sizeof header, data.size() * 2);
+    if (!data.empty()) std::memcpy(data.data(), text.data() + sizeof header, data.size() * 2);
     std::vector<TaskRow> rows;
     size_t at = 0;
     for (int i = 0; i < header[2]; i++)
