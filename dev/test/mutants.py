@@ -53,7 +53,7 @@ MUTANTS = [
      "shard_of(b, weights.shard_index)", "shard_of(b, gradients.comm.rank)", "ranks/test_zero.py ranks/test_ranks.py"),
     ("ranks", "with ZeRO-2 every rank sums the first shard of a bucket", "train/gradients.cpp",
      "grads.bucket(b) + own.begin - bucket.begin,", "grads.bucket(b),", "ranks/test_ranks.py ranks/test_zero.py"),
-    ("ranks", "with ZeRO-3 the last bucket in memory keeps the weights of the step before", "train/weight_gather.cpp",
+    ("ranks", "with ZeRO-3 the last bucket in memory keeps the weights of the step before", "train/optimizer.cpp",
      "b <= model", "b < model", "ranks/test_zero.py"),
     ("ranks", "checkpoints of tensor-parallel ranks repeat a tensor's first million elements", "train/optimizer.cpp",
      "own.data() + at", "own.data()", "ranks/test_tensor_parallel.py ranks/test_layouts.py"),
