@@ -21,10 +21,11 @@ $(BUILD)/llmc/train/version.o: CXXFLAGS += $(BUILT_FROM)
 build/fuzz/llmc/train/version.o: FUZZFLAGS += $(BUILT_FROM)
 $(BUILD)/llmc/train/version.o build/fuzz/llmc/train/version.o: $(BUILD)/commit
 
-# The curves of data/curves, each as a text of C++, for train/reference.cpp: the program has them in any folder.
+# The curves of data/curves, each as a text of C++, for train/log.cpp: the program has them in any folder.
 CURVES := $(sort $(wildcard data/curves/*.jsonl))
 $(BUILD)/curves/curves.inc: $(CURVES) mk/version.mk
 	@mkdir -p $(@D)
 	$(Q)for curve in $(CURVES); do printf 'R"curve('; cat $$curve; echo ')curve",'; done >$@
-$(BUILD)/llmc/train/reference.o: $(BUILD)/curves/curves.inc
-$(BUILD)/llmc/train/reference.o: CXXFLAGS += -I$(BUILD)/curves
+$(BUILD)/llmc/train/log.o build/fuzz/llmc/train/log.o: $(BUILD)/curves/curves.inc
+$(BUILD)/llmc/train/log.o: CXXFLAGS += -I$(BUILD)/curves
+build/fuzz/llmc/train/log.o: FUZZFLAGS += -I$(BUILD)/curves

@@ -1,4 +1,4 @@
-// sources: llmc/train/log.cpp llmc/train/reference.cpp llmc/infer/tasks.cpp llmc/text/tokenizer.cpp
+// sources: llmc/train/log.cpp llmc/infer/tasks.cpp llmc/text/tokenizer.cpp
 // llmc/text/unicode.cpp llmc/base/common.cpp llmc/base/files.cpp llmc/base/json.cpp llmc/base/print.cpp
 //
 // fuzz_log.cpp: reads any bytes as the log.jsonl of a run that is resumed. The kept lines must be lines of the file in

@@ -1,5 +1,5 @@
 // test_reference.cpp: tests the curves with which a run compares its validation losses.
-#include "train/reference.h"
+#include "train/log.h"
 
 #include <doctest/doctest.h>
 
