@@ -17,7 +17,7 @@
 
 #include "model/memory.h"
 #include "model/params.h"
-#include "parallel/groups.h"
+#include "parallel/comm.h"
 
 // Status that each rank sends to all ranks in every step, with its gradients.
 struct RankStatus {

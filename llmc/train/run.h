@@ -9,7 +9,7 @@
 #include "base/files.h"
 #include "data/dataloader.h"
 #include "infer/tasks.h"
-#include "parallel/groups.h"
+#include "parallel/comm.h"
 #include "train/log.h"
 #include "train/options.h"
 #include "train/plan.h"

@@ -9,7 +9,7 @@
 
 #include "base/common.h"
 #include "base/host.h"
-#include "parallel/groups.h"
+#include "parallel/comm.h"
 #include "support/cases_groups.h"
 
 namespace {

@@ -1,6 +1,6 @@
 // test_groups.cpp: tests the parts of groups of ranks that need only one process: one rank, the numbers of the groups,
 // and what is refused. test_groups.py starts real ranks.
-#include "parallel/groups.h"
+#include "parallel/comm.h"
 
 #include "support/refusal.h"
 #include "support/test.h"
