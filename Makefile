@@ -57,7 +57,7 @@ UNITS_TESTS := $(if $(filter x86_64,$(ARCH)),$(addprefix $(BUILD)/units/,test_gp
 UNITS_NAMES := $(addprefix llmc/cpu/,amx avx512bf16 isa)
 
 # Sources with loops over all elements of a tensor, all tokens or all bytes of a file.
-FAST := base/files text/unicode base/xxhash checkpoint/hf data/dataloader data/shard infer/sampler \
+FAST := base/files text/unicode checkpoint/hf data/dataloader data/shard infer/sampler \
         model/params parallel/comm_mpi checkpoint/gguf train/optimizer text/bpe_train \
         text/tokenize text/tokenizer
 FAST := $(FAST:%=llmc/%) $(basename $(wildcard llmc/cpu/*.cpp dev/bench/*.cpp))
@@ -137,7 +137,7 @@ $(UNITS_TESTS): $(UNITS_NAMES:%=$(BUILD)/units/%.o) $(BUILD)/libllmc.a
 	$(call link)
 
 # A program that only joins the rendezvous. dev/test/ranks/test_slurm.py and test_torchrun.py start it as ranks.
-RENDEZVOUS := base/common base/files base/host base/json base/print base/xxhash parallel/launch parallel/rendezvous
+RENDEZVOUS := base/common base/files base/host base/json base/print parallel/launch parallel/rendezvous
 $(BUILD)/rendezvous_rank: $(BUILD)/dev/test/ranks/rendezvous_rank.o $(RENDEZVOUS:%=$(BUILD)/llmc/%.o)
 	$(call link)
 

@@ -54,7 +54,7 @@ $(GPU_BENCHES): $(BUILD)/cuda/%: $(BUILD)/cuda/dev/bench/%.o $(BUILD)/cuda/libll
 
 # A test that makes cuDNN's plans without a GPU. dev/test/gpu/test_libraries.py runs it.
 $(BUILD)/cuda/cudnn_plans: $(BUILD)/cuda/dev/test/gpu/cudnn_plans.o $(BUILD)/cuda/llmc/cuda/cudnn_plan.o $(TEST_MAIN) \
-                           $(patsubst %,$(BUILD)/llmc/base/%.o,common files print xxhash)
+                           $(patsubst %,$(BUILD)/llmc/base/%.o,common files print)
 	$(call link,$(CUDNN_LDLIBS))
 
 # A test that gives NCCL's id to all ranks, without a GPU. dev/test/gpu/test_libraries.py runs it.

@@ -17,7 +17,7 @@ fuzz: $(FUZZERS)
 
 $(FUZZERS):
 	$(call say,LINK  $@)
-	$(Q)clang++ $(FUZZFLAGS) -fsanitize=fuzzer $^ -o $@ -lxxhash
+	$(Q)clang++ $(FUZZFLAGS) -fsanitize=fuzzer $^ -o $@
 
 build/fuzz/%.o: %.cpp $(RULES)
 	$(call compile,CXX   $< (fuzz),clang++ $(FUZZFLAGS) -fsanitize=fuzzer-no-link)
@@ -26,5 +26,5 @@ build/fuzz/%.o: %.cpp $(RULES)
 REPLAYS := $(patsubst dev/fuzz/fuzz_%.cpp,$(BUILD)/replay_%,$(wildcard dev/fuzz/fuzz_*.cpp))
 replayed      = $(patsubst %.cpp,$(BUILD)/%.o,$(call fuzz_sources,$(1)))
 $(foreach f,$(FUZZERS),$(eval $(f:build/fuzz/fuzz_%=$(BUILD)/replay_%): $(call replayed,$(f))))
-$(REPLAYS): $(BUILD)/replay_%: $(BUILD)/dev/fuzz/fuzz_%.o $(BUILD)/dev/fuzz/replay.o $(BUILD)/llmc/base/xxhash.o
+$(REPLAYS): $(BUILD)/replay_%: $(BUILD)/dev/fuzz/fuzz_%.o $(BUILD)/dev/fuzz/replay.o
 	$(call link)

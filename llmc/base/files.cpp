@@ -4,6 +4,9 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
+// The functions of xxHash for the whole program: a build for another architecture needs no library.
+#define XXH_STATIC_LINKING_ONLY
+#define XXH_IMPLEMENTATION
 #include <xxhash.h>
 
 #include <algorithm>
@@ -22,8 +25,7 @@ void fail_errno(int exit_code, const std::string& path, const std::string& what)
     fail(exit_code, "%s: cannot %s: %s", path.c_str(), what.c_str(), reason.c_str());
 }
 
-// Returns whether the user caused the error, by a wrong name or a file that this user may not open. Other errors are
-// faults of the machine.
+// Whether the user caused the error, by a wrong name or a file without permission; other errors are the machine's.
 static bool is_missing(int error) {
     return error == ENOENT || error == ENOTDIR || error == EACCES || error == EPERM || error == ELOOP ||
            error == ENAMETOOLONG;
@@ -87,16 +89,16 @@ std::string read_file(const std::string& path, int64_t max_bytes) {
 
 FileSum checksum_file(const std::string& path, const std::function<void()>& progress) {
     const InputFile file(path);
-    const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> hash(XXH3_createState(), XXH3_freeState);
-    XXH3_64bits_reset(hash.get());
+    XXH3_state_t hash;
+    XXH3_64bits_reset(&hash);
     std::string chunk(1 << 20, '\0');
     for (int64_t at = 0; at < file.size; at += int64_t(chunk.size())) {
         const int64_t bytes = std::min(int64_t(chunk.size()), file.size - at);
         file.read_at(chunk.data(), at, bytes);
-        XXH3_64bits_update(hash.get(), chunk.data(), size_t(bytes));
+        XXH3_64bits_update(&hash, chunk.data(), size_t(bytes));
         if (progress) progress();
     }
-    return {file.size, XXH3_64bits_digest(hash.get())};
+    return {file.size, XXH3_64bits_digest(&hash)};
 }
 
 // ---- writing
