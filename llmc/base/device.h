@@ -1,6 +1,5 @@
 // device.h: memory, copies, streams and events of the device (a GPU or the CPU). One declaration for both backends,
-// which are defined in cuda/device.cu and cpu/device.cpp. On the CPU, device memory is host memory and every call is
-// synchronous.
+// cuda/device.cu and cpu/device.cpp. On the CPU, device memory is host memory and calls are synchronous.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -81,9 +80,8 @@ void wait_ignoring_errors(Event event) noexcept;
 Event create_timer();
 double seconds_between(Event from, Event to);
 
-// CUDA graphs. Work queued on the stream between begin_graph and end_graph is captured and not run. run_graph queues
-// the captured work with one launch, with the same pointers and arguments each time. The CPU has no graphs: its calls
-// are synchronous.
+// CUDA graphs. Work queued between begin_graph and end_graph is captured and not run. run_graph queues it with one
+// launch, with the same pointers and arguments each time. The CPU, whose calls are synchronous, has none.
 bool device_has_graphs();
 void begin_graph(Stream stream);  // the stream must not be the null stream
 Graph end_graph(Stream stream);

@@ -11,8 +11,7 @@
 // This file uses __builtin_bit_cast. std::bit_cast is a function: the linker may share one copy of it between units
 // that are compiled for different instruction sets, and device code may not call it.
 
-// The upper half of a float. It has no arithmetic, and conversions are explicit: kernels convert to float, compute in
-// float and round once.
+// The upper half of a float. It has no arithmetic, only explicit conversions: kernels compute in float and round once.
 struct bf16 {
     uint16_t bits;
 

@@ -1,5 +1,4 @@
-// files.h: durable writes (a crash loses no finished file), careful reads of untrusted files, directories, and the lock
-// on an output directory.
+// files.h: durable writes (a crash loses no finished file), careful reads of untrusted files, directories and locks.
 //
 // Errors name the path and the system's reason: EXIT_NO_INPUT (missing), EXIT_BAD_DATA (invalid content),
 // EXIT_CANNOT_CREATE (an output cannot be created or renamed), EXIT_IO (reading or writing failed, disk full).
@@ -35,8 +34,7 @@ struct InputFile {
     void read_at(void* out, int64_t offset, int64_t bytes) const;
 };
 
-// A new file, written sequentially. Data are on disk only after finish(). The destructor of an unfinished file only
-// closes it.
+// A new file, written sequentially. Data are on disk only after finish(); without it the destructor just closes it.
 struct OutputFile {
     std::string path;
     int64_t size = 0;

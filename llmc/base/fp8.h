@@ -1,5 +1,4 @@
-// fp8.h: the two 8-bit floating-point formats of --precision fp8 (Micikevicius et al. 2022), and the scale of a tensor
-// that is stored in one of them.
+// fp8.h: the two 8-bit floating-point formats of --precision fp8 (Micikevicius et al. 2022), and the scale of a tensor.
 //
 // E4M3 is for activations and weights. It has no infinities; NaN has all bits of exponent and mantissa set. E5M2 is for
 // gradients; it is laid out like an IEEE type, with infinities and NaNs.

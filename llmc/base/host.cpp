@@ -94,8 +94,7 @@ __attribute__((constructor(101))) static void limit_spinning() {
 
 // ---- memory
 
-// Returns the number after `name` in a file such as /proc/meminfo, or `otherwise` if there is none. name "": in the
-// first line.
+// Returns the number after `name` in a file such as /proc/meminfo, `otherwise` if there is none. name "": in line 1.
 static int64_t number_in(const std::string& path, const std::string& name, int64_t otherwise) {
     std::ifstream file(path);
     for (std::string line; std::getline(file, line);) {
@@ -105,8 +104,7 @@ static int64_t number_in(const std::string& path, const std::string& name, int64
     return otherwise;
 }
 
-// Returns the limit of one control group's folder. File cache counts as available, because the kernel drops it before
-// it kills.
+// Returns the limit of one control group's folder. File cache counts as available: the kernel drops it before it kills.
 static ControlGroups limit_in(const std::string& folder, bool version_2) {
     int64_t limit = number_in(folder + (version_2 ? "memory.max" : "memory.limit_in_bytes"), "", INT64_MAX);
     if (version_2)

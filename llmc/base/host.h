@@ -1,5 +1,4 @@
-// host.h: the machine that this process runs on: its memory under the limits of control groups and of `ulimit -v`, and
-// the number of threads.
+// host.h: this process's machine: its memory under the limits of control groups and `ulimit -v`, and its threads.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -34,8 +33,7 @@ int openmp_threads();
 
 // Binds each OpenMP thread to a core of its own if there are as many as cores that the process may use. Beside a busy
 // program the scheduler may put two of them on one core otherwise, where they wait for each other. Settings of the user
-// (OMP_PROC_BIND, OMP_PLACES, GOMP_CPU_AFFINITY, KMP_AFFINITY) take precedence. Threads that the calling thread starts
-// later are bound like it.
+// (OMP_PROC_BIND and others) take precedence. Threads that the calling thread starts later are bound like it.
 void bind_threads();
 
 // Gives the calling thread, and those that it starts, all cores of the process and a lower priority. The threads of

@@ -12,8 +12,7 @@
 // file that is longer than ulimit -f, become errors of write instead of signals. stdout is line-buffered.
 void prepare_standard_streams();
 
-// Prints all of the text on stdout, or fails with EXIT_IO. Use it for results that are written nowhere else; the output
-// of train is in log.jsonl too.
+// Prints all of the text on stdout, or fails with EXIT_IO. It is for results that are written nowhere else.
 void print_stdout(const std::string& text);
 // Prints the text of a message ("warning: ...") and a newline on stderr.
 void print_message(const std::string& text);

@@ -1,5 +1,4 @@
-// random.h: counter-based random numbers, a function of (seed, stream, index). They do not depend on threads, ranks or
-// order.
+// random.h: counter-based random numbers, functions of (seed, stream, index), not of threads, ranks or order.
 //
 // The four uses of the user's seed have separate streams. The first column is the upper 16 bits of the stream number;
 // the value after the colon fills the lower bits:

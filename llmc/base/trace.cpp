@@ -43,8 +43,7 @@ int own_thread() {
     return number;
 }
 
-// Whole microseconds, because viewers cut the fractions of a begin and of a duration separately, after which events
-// overlap.
+// Whole microseconds: viewers cut the fractions of begin and duration separately, and events would overlap.
 long long microseconds(double seconds) { return static_cast<long long>(std::floor(1e6 * seconds)); }
 
 }  // namespace

@@ -95,8 +95,7 @@ struct FoundCheckpoint {
     std::string dir;                   // empty: no checkpoint was found
     std::vector<std::string> damaged;  // sentences on damaged checkpoints newer than dir, newest first
 };
-// The checkpoint of the highest step in OUTPUT that verifies. Refuses (EXIT_BAD_DATA) an OUTPUT whose checkpoints are
-// all damaged.
+// The newest checkpoint in OUTPUT that verifies. Refuses (EXIT_BAD_DATA) an OUTPUT whose checkpoints are all damaged.
 FoundCheckpoint find_latest(const std::string& output, const VerifyProgress& progress = {});
 // Returns the directories in OUTPUT that are named like checkpoints, damaged or not, by their steps, newest first.
 std::map<int64_t, std::string, std::greater<>> list_checkpoints(const std::string& output);

@@ -240,8 +240,7 @@ static std::string describe_fields(const GPT2Config& config) {
                   config.L, config.C, config.max_T, config.V);
 }
 
-// Returns the tensor called `name`. Refuses a tensor whose shape is not that of parameter p; the error names both
-// shapes.
+// Returns the tensor called `name`. Refuses a shape that is not that of parameter p; the error names both shapes.
 static const TensorInfo& find_tensor(const Safetensors& file, const std::string& name, const ParamLayout& layout,
                                      Param p) {
     const TensorInfo* tensor = file.find(name);

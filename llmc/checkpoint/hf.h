@@ -24,8 +24,7 @@ HFConfig parse_hf_config(const std::string& text, const std::string& path);
 // Fails with EXIT_NO_INPUT if DIR/config.json is missing. dir, here and below, may also be llm.c's .bin.
 HFConfig read_hf_config(const std::string& dir);
 
-// The contents of config.json and of generation_config.json. torch_dtype is the dtype of model.safetensors: "float32"
-// or "bfloat16".
+// The texts of config.json and generation_config.json. torch_dtype, of model.safetensors: "float32" or "bfloat16".
 std::string hf_config_json(const HFConfig& config, const std::string& torch_dtype);
 std::string hf_generation_config_json(const HFConfig& config);
 
@@ -76,9 +75,8 @@ void read_tensors(const Safetensors& file, const TensorGroup& group, const Param
 void check_finite(const std::string& path, const std::string& tensor, const float* values, int64_t count);
 
 // Loads weights only (slot WEIGHTS) from any Hugging Face GPT-2 directory: model.safetensors or the files of its index;
-// names with or without "transformer.", "module." and "_orig_mod."; F32, BF16 or F16. Ignores causal masks, and an
-// lm_head that equals wte. The error names a tensor that is missing, unexpected, of a wrong shape or not finite
-// (EXIT_BAD_DATA).
+// names with "transformer.", "module." and "_orig_mod."; F32, BF16 or F16. Ignores causal masks, and an lm_head that
+// equals wte. Refuses (EXIT_BAD_DATA) a tensor that is missing, unexpected, of a wrong shape or not finite.
 void load_weights(const std::string& dir, const ParamLayout& layout, const TensorWriter& write);
 // Refuses the same missing, unexpected and wrong tensors before any memory is taken: only the header is read.
 void check_weights(const std::string& dir, const GPT2Config& config);

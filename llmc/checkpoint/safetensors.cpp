@@ -78,8 +78,7 @@ static Metadata read_metadata(const json& entry, const std::string& path) {
     }
 }
 
-// Checks that every tensor has a known dtype and the byte count of its shape, and that the tensors together tile the
-// data.
+// Checks that each tensor has a known dtype and the byte count of its shape, and that all together tile the data.
 static void check_tensors(std::vector<TensorInfo>& tensors, const std::string& path, int64_t data_bytes) {
     std::sort(tensors.begin(), tensors.end(), [](const TensorInfo& a, const TensorInfo& b) {
         return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);

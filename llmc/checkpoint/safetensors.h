@@ -3,8 +3,7 @@
 // A file consists of the header's length (8 bytes, little-endian), the header (a JSON object with the dtype, shape and
 // byte range of each tensor) and the data, row-major. Files are untrusted: before any allocation of the stated sizes,
 // the header is checked as the reference implementation does (tensors tile the data without gap, overlap or rest, and
-// each byte range has the length of its shape). The error for an invalid file (EXIT_BAD_DATA) names the path and
-// the tensor.
+// each byte range has the length of its shape). Errors (EXIT_BAD_DATA) name the path and the tensor.
 #pragma once
 #include <cstdint>
 #include <map>

@@ -20,14 +20,12 @@ struct Comm {
     int shard_index = 0;  // index of this rank's shard after reduce_scatter: the rank, with MPI its bits reversed
     int64_t bytes_sent = 0, calls = 0, waits = 0;  // totals of this rank; calls: collectives; waits: for collectives
     double exposed_seconds = 0.0;  // time in which the host or a stream was blocked in the waits that have ended
-    // Watchdog of this rank, shared with the groups; null: nobody watches. It also guards the destructor, in which the
-    // ranks disconnect.
+    // Watchdog of this rank, shared with the groups; null: none. It also guards the destructor, where ranks disconnect.
     std::shared_ptr<Watchdog> watchdog;
 
     virtual ~Comm() = default;
     virtual std::string describe() const { return "one rank"; }
-    // Allocates memory for gradient collectives of this dtype and of at most max_count elements. Call it before the
-    // first such collective.
+    // Allocates memory for gradient collectives of this dtype and at most max_count elements; to be called before.
     virtual void reserve(GradDtype, int64_t /*max_count*/) {}
     // Makes one small and one large call of each collective. At the first call NCCL connects the ranks and allocates
     // device memory; without connect() this would happen after memory was measured and filled. All ranks call it.
@@ -60,8 +58,7 @@ struct Comm {
     virtual Ticket broadcast(void* /*x*/, int64_t /*bytes*/, int /*from*/, Stream) { return 0; }
     // Work queued on the stream after this call runs after the ticket's collective and all earlier ones.
     virtual void wait(Ticket, Stream) {}
-    // Adds the durations of waits that have ended, among the first `first_waits` waits, to exposed_seconds. Returns
-    // exposed_seconds.
+    // Adds the durations of those of the first `first_waits` waits that have ended to exposed_seconds, and returns it.
     virtual double exposed(int64_t /*first_waits*/) { return exposed_seconds; }
 
     // Blocking all-gather of a text, in rank order. No rank returns before all ranks have called it.
@@ -77,8 +74,7 @@ struct Comm {
     }
 };
 
-// Connects the ranks of the launch: GPUs by NCCL, CPU ranks by MPI. Refuses a launch that needs a library which this
-// build lacks.
+// Connects the ranks of the launch: GPUs by NCCL, CPU ranks by MPI. Refuses one whose library this build lacks.
 std::unique_ptr<Comm> make_comm(const Launch& launch, std::shared_ptr<Watchdog> watchdog = nullptr);
 bool built_with_nccl();  // false for the CPU
 bool built_with_mpi();
@@ -101,8 +97,7 @@ struct Groups {
     double exposed(const Waits& first_waits) const;  // Comm::exposed of all communicators
 };
 
-// "1, 2 or 4": the numbers that divide the ranks and the heads, so that --tensor-parallel can have them. heads 0:
-// unknown.
+// "1, 2 or 4": the numbers that --tensor-parallel may have: they divide the ranks and the heads. heads 0: unknown.
 std::string possible_tensor_parallel(int world_size, int heads);
 // Returns the number of data-parallel ranks. Refuses (EXIT_USAGE) a tensor_parallel that does not divide world_size,
 // and says which numbers a model with this many heads can have.

@@ -5,12 +5,11 @@
 // tests for messages without pause.
 //
 // Reduce-scatter is recursive halving: at distance 1, 2, 4, ... a rank exchanges halves with rank XOR distance and adds
-// the received half to the half that it keeps. All-gather is the same exchanges in reverse (Thakur, Rabenseifner and
-// Gropp 2005). In an all-reduce every rank sends 2 (n-1)/n of a buffer, which is the minimum. If ranks of a host are
+// the received half to the one it keeps. All-gather is the same exchanges in reverse (Thakur, Rabenseifner and Gropp
+// 2005). In an all-reduce every rank sends 2 (n-1)/n of a buffer, which is the minimum. If ranks of a host are
 // adjacent, the first exchanges stay inside hosts, and 2 (H-1) buffers in total leave the H hosts. The sum is the tree
-// ((0+1)+(2+3))+... for any n, and a + b = b + a, so the bits of the sum do not depend on how many leaves of the tree
-// one rank has. If the number of ranks is not a power of two, each rank receives its shard from all ranks and adds in
-// the order of ranks.
+// ((0+1)+(2+3))+... for any n, and a + b = b + a, so its bits do not depend on how many leaves a rank has. If the
+// number of ranks is not a power of two, each rank receives its shard from all, and adds in their order.
 #include "parallel/comm.h"
 
 #define OMPI_SKIP_MPICXX 1  // no C++ bindings: MPI has removed them
@@ -247,8 +246,8 @@ struct MpiGroup {
         }
     }
 
-    // Sums over the ranks, sent as type Sent. x: `count` elements, of which this rank's shard is then the sum. prompt:
-    // see finish.
+    // Sums over the ranks, sent as type Sent. x: `count` elements; this rank's shard becomes the sum. prompt: as
+    // finish.
     template <class Sent, class Element>
     void reduce_shards(Element* x, int64_t count, bool prompt) {
         if (uses_halving()) return reduce_by_halving<Sent>(x, count, prompt);

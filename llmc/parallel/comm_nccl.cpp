@@ -73,8 +73,7 @@ struct NcclComm : Comm {
         while_host_waits = watch;
     }
 
-    // All ranks finalize together. If an exception ends this rank, the others do not, so the communicator is left to
-    // the end of the process.
+    // All ranks finalize together. If an exception ends this rank, the others do not: the process's end closes it.
     ~NcclComm() override {
         const std::lock_guard lock(in_nccl);
         all_comms.erase(std::find(all_comms.begin(), all_comms.end(), this));
@@ -159,8 +158,7 @@ struct NcclComm : Comm {
         _exit(EXIT_INTERNAL);
     }
 
-    // Called again and again while the host waits for the device (while_host_waits). Other threads may not use the
-    // communicators.
+    // Called while the host waits for the device (while_host_waits). Other threads may not use the communicators.
     static void watch() {
         if (std::this_thread::get_id() != all_comms[0]->thread) return;
         const std::lock_guard lock(in_nccl);

@@ -36,6 +36,5 @@ std::string describe_launch(const Launch& launch);  // "mpirun, rank 3 of 8, loc
 // Returns the first host of a list in Slurm's notation: "h[008-011],x12" -> h008.
 std::string first_host(const std::string& slurm_list);
 
-// Writes the reason of a failure to the file in which torchrun looks for it. Ignores an error, and does nothing without
-// torchrun.
+// Writes the reason of a failure to torchrun's file for it. Ignores errors, and does nothing without torchrun.
 void write_error_file(const std::string& message);

@@ -41,8 +41,7 @@ static void become_rank(int rank, int world_size, int port, char** argv) {
 }
 
 // Gives this process a network of its own, which has only loopback: mpirun listens on all addresses, and a byte sent to
-// Open MPI 4's stops it until the connection ends. As a user this takes a user namespace, in which the user is the
-// same.
+// Open MPI 4's stops it until the connection ends. As a user this takes a user namespace with the same user.
 static void hide_mpirun() {
 #ifdef __linux__
     const std::string map = format("%d %d 1", int(geteuid()), int(geteuid()));
@@ -64,9 +63,8 @@ static void become_mpirun(int count, char** argv) {
     std::vector<const char*> words = {"mpirun", "-np", number.c_str()};
     for (char** word = argv; *word; word++) words.push_back(*word);
     words.push_back(nullptr);
-    // Variables of Open MPI 4 and of Open MPI 5: ranks are not bound to cores, may be more than the cores, and stay on
-    // this machine if a scheduler has granted several. Without a remote shell mpirun needs no ssh. The ranks exchange
-    // data by shared memory alone.
+    // Variables of Open MPI 4 and 5: ranks are not bound to cores, may be more than the cores, stay on this machine if
+    // a scheduler has granted several, and exchange data by shared memory. Without a remote shell, no ssh is needed.
     for (const auto& [name, value] : {std::pair("OMPI_MCA_hwloc_base_binding_policy", "none"),
                                       {"PRTE_MCA_hwloc_default_binding_policy", "none"},
                                       {"OMPI_MCA_rmaps_base_oversubscribe", "1"},

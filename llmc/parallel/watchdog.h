@@ -29,8 +29,7 @@ struct Watchdog {
     // Any thread: a collective begins, or has ended.
     void collective_begins() { begun++, progress++; }
     void collective_ended() { ended++, progress++; }
-    // Calls `call` at each look, in the watchdog's thread; null: nothing. When this returns, no earlier call is
-    // running.
+    // Calls `call` at each look, in the watchdog's thread; null: nothing. On return no earlier call is running.
     void at_each_look(std::function<void()> call);
     std::atomic<int64_t> step = -1;  // number of the current step; -1: before the first
     std::string where() const;       // "step 41, micro-step 3, in collective 812"

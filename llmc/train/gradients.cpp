@@ -41,8 +41,7 @@ static void for_each_part(const ParamLayout& layout, int b, bool divided, F f) {
 }
 
 // Elements of bucket b that sequence parallelism leaves as sums over a rank's rows: the gradients of LayerNorm and of
-// the biases that are not divided. wpe's gradient is whole, because the embeddings' backward reads the rows of all
-// ranks.
+// the biases that are not divided. wpe's gradient is whole: the embeddings' backward reads all rows.
 template <class F>
 static void for_each_part_over_rows(const ParamLayout& layout, int b, F f) {
     for_each_part(layout, b, false, [&](int64_t begin, int64_t end) {
@@ -133,9 +132,8 @@ void GradReducer::sum_over_rows(int b) {
     });
 }
 
-// Adds the virtual ranks as a balanced binary tree. subtree_sums[h] holds the sum of a subtree of height h until the
-// sibling subtree is complete. As in a binary counter, virtual rank v completes one subtree for every trailing 1 bit of
-// v.
+// Adds the virtual ranks as a balanced binary tree. subtree_sums[h] holds the sum of a subtree of height h until its
+// sibling is complete. As in a binary counter, virtual rank v completes a subtree for each trailing 1 bit of v.
 void GradReducer::reduce_bucket(int b, int v) {
     const Bucket bucket = layout.bucket(b);
     const int64_t count = bucket.end - bucket.begin;
@@ -183,8 +181,7 @@ void GradReducer::begin_bucket(int b) {
         if (grads.bucket(other) == grads.bucket(b)) add_to_shard(other);
 }
 
-// sum = the squares of elements begin .. end of bucket b. A tensor that is not divided counts on the first
-// tensor-parallel rank only.
+// sum = the squares of elements begin .. end of bucket b. Undivided tensors count on the first tensor-parallel rank.
 void GradReducer::square(float* sum, int b, int64_t begin, int64_t end) {
     if (tensor_comm.rank == 0) return ops::sum_of_squares(sum, reduced_grads(b, begin), end - begin, *stream);
     for_each_part(layout, b, true, [&](int64_t part_begin, int64_t part_end) {
@@ -196,8 +193,7 @@ void GradReducer::square(float* sum, int b, int64_t begin, int64_t end) {
     });
 }
 
-// Every rank squares its own shard of each bucket, in one piece per virtual rank. All ranks add all pieces in the same
-// order.
+// Every rank squares its shard of each bucket, a piece per virtual rank. All ranks add all pieces in the same order.
 void GradReducer::sum_squares(float* squares_of) {
     // Without a reduction, one kernel launch handles all buckets.
     if (!needs_reduction()) return ops::sum_of_squares(squares_of, reduced_grads(0, 0), layout.total, *stream);

@@ -6,8 +6,7 @@
 // ranks the sum is bitwise equal on 1, 2, 4, ... ranks (EasyScale, Li et al. 2023).
 //
 // With ZeRO-2 (Rajbhandari et al. 2020) the virtual ranks are summed in every micro-step, and each rank adds up its
-// shard of these sums. The layers' buckets then share memory, so a bucket is added to the shard before its memory is
-// used again.
+// shard of these sums. The layers' buckets share memory, so a bucket is added to the shard before its memory is reused.
 //
 // With tensor parallelism a rank has the gradients of its shard of the divided tensors. The other tensors are the same
 // on all tensor-parallel ranks, and so are their gradients, which count once in the norm. With sequence parallelism
@@ -65,8 +64,7 @@ struct GradReducer {
     // the sum of squares of its gradients.
     void finish(RankStatus status);
 
-    // The sums from element `begin` of the flat buffer on, in bucket b. They are complete after finish, in this rank's
-    // shard of the bucket.
+    // The sums from element `begin` of the flat buffer on, in bucket b. After finish this rank's shard is complete.
     const float* reduced_grads(int b, int64_t begin) const;
 
     const float* step_loss() const { return sums.data; }              // (1) on the device
@@ -98,8 +96,7 @@ struct GradReducer {
 int64_t largest_bucket(const ParamLayout& layout);  // elements
 // Size of GradReducer::step_stats, which the ranks all-reduce in every step.
 int64_t step_stats_bytes(const ParamLayout& layout, int virtual_ranks, int world_size);
-// Bytes that a tensor-parallel group all-reduces in a step with sequence parallelism: the gradients of LayerNorm and
-// biases.
+// Bytes that tensor-parallel ranks all-reduce in a step with sequence parallelism: gradients of LayerNorm and biases.
 int64_t row_sums_bytes(const ParamLayout& layout);
 
 // Device memory of a GradReducer, without the gradients and the shard.

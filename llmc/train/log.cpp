@@ -66,8 +66,7 @@ std::string step_line(const LogOptions& o, const StepRecord& r, double tokens_pe
 
 // ---- the live line
 
-// The line needs a terminal that understands control sequences. Under mpirun stderr looks like one even if it is a
-// file.
+// The line needs a terminal that understands control sequences. Under mpirun a file looks like one, too.
 static bool has_terminal() {
     const char* term = getenv("TERM");
     const bool capable = term && *term && strcmp(term, "dumb") != 0;

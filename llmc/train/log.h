@@ -14,8 +14,7 @@
 // lacks, become null, and "non_finite" names the field. Of two runs that computed the same, the lines of kind step,
 // val, eval and sample are equal byte for byte once everything from ,"step_ms" on is cut.
 //
-// With --tensorboard the numbers of the lines of kind step, val and eval also go to an event file (tensorboard.h), one
-// for each start.
+// With --tensorboard the numbers of the kinds step, val and eval also go to an event file per start (tensorboard.h).
 //
 // A write error does not stop the run: one warning goes to stderr, and the lines are written with a later one.
 #pragma once
@@ -83,9 +82,8 @@ struct GrowingFile {
 struct Log {
     LogOptions options;
 
-    // Opens log.jsonl. A new run moves an older log.jsonl aside, to log.1.jsonl and so on. A resumed run removes the
-    // lines that it writes again (steps, validations and samples from resume_step on), those of later checkpoints, and
-    // an incomplete last line.
+    // Opens log.jsonl. A new run moves an older one aside, to log.1.jsonl and so on. A resumed run removes the lines
+    // that it writes again (from resume_step on), those of later checkpoints, and an incomplete last line.
     explicit Log(const LogOptions& options);
     ~Log();
     Log(const Log&) = delete;

@@ -1,5 +1,4 @@
-// optimizer.h: AdamW (Loshchilov and Hutter 2019): its state, the clipping of gradients, and GPT-2's initial weights.
-// The arithmetic is ops::adamw.
+// optimizer.h: AdamW (Loshchilov and Hutter 2019; ops::adamw): its state, gradient clipping, GPT-2's initial weights.
 //
 // With ZeRO-1, 2 and 3 (Rajbhandari et al. 2020) each rank keeps and updates one shard of every bucket. The new weights
 // are gathered before the model reads them.
@@ -76,16 +75,14 @@ struct Optimizer {
     Optimizer(GPT2<floatX>& model, OptimizerConfig config, MemoryOptions options = {},
               const Groups& groups = single_rank_groups(), GradDtype grad_dtype = GradDtype::fp32);
 
-    // Copies a tensor from host floats in the layout full_layout; set_shard: in the layout of the model, so without the
-    // shards of other tensor-parallel ranks. WEIGHTS sets the master weights and the model's weights, which are
-    // complete after weights_loaded.
+    // Copies a tensor from host floats in full_layout; set_shard: in the model's layout, without the shards of other
+    // tensor-parallel ranks. WEIGHTS sets the master weights and the model's, which are complete after weights_loaded.
     void set_state(Slot slot, Param p, int l, const float* values);
     void set_shard(Slot slot, Param p, int l, const float* values);
     void weights_loaded();
-    // Copies a tensor to host floats in the layout full_layout; WEIGHTS without master weights reads the model's
-    // weights, converted to fp32. If reads_together, all ranks must call it, between steps, and only the rank of shard
-    // 0, which is rank 0, gets the whole tensor; values may be null on the others. It overwrites the memory of the
-    // gradients.
+    // Copies a tensor to host floats in full_layout; WEIGHTS without master weights reads the model's, converted to
+    // fp32. If reads_together, all ranks must call it, between steps, and only the rank of shard 0, which is rank 0,
+    // gets the whole tensor; values may be null on the others. It overwrites the memory of the gradients.
     void get_state(float* values, Slot slot, Param p, int l);
     bool reads_together() const { return weights.shards > 1 || model.layout.shard.count > 1; }
 

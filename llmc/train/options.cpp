@@ -247,8 +247,7 @@ static std::string take_text(std::string& line, const std::string& where) {
     return value;
 }
 
-// Reads lines of the form name = value, as TOML has them. CLI11's own reader (2.1.2) would cut texts at #, and splits
-// them at commas.
+// Reads lines name = value of TOML. CLI11's own reader (2.1.2) would cut texts at #, and splits them at commas.
 static std::vector<std::pair<std::string, std::string>> read_toml(const std::string& text, const std::string& path) {
     std::vector<std::pair<std::string, std::string>> items;
     std::istringstream lines(text);
@@ -274,8 +273,7 @@ static std::vector<std::pair<std::string, std::string>> read_toml(const std::str
 }
 
 // Returns the path, or the patterns, that a file's option has here. A relative one belongs to the directory in which
-// the run was started. If that does not exist here, the run was moved together with its data, and the path stays
-// relative.
+// the run was started; if that is not here, the run was moved together with its data, and the path stays relative.
 static std::string resolve_path(const std::string& path, const std::string& directory, bool is_pattern) {
     if (const size_t line = is_pattern ? path.find('\n') : path.npos; line != path.npos)
         return resolve_path(path.substr(0, line), directory, true) + "\n" +

@@ -132,9 +132,8 @@ std::string changed_options(const Options& options);
 // --vocab-size is 0. The number of positions is --seq-len (1024 if that is 0), and at least 1024 for a named model.
 GPT2Config model_config(const Options& options, int default_vocab = 50257);
 
-// Sets the fields that depend on the data: steps 0 becomes steps_per_epoch, and warmup_steps becomes --warmup, or by
-// default 700 or a tenth of the steps, whichever is less. Refuses an epoch of less than one step and a warmup longer
-// than the run.
+// Sets the fields that depend on the data: steps 0 becomes steps_per_epoch, and warmup_steps becomes --warmup, by
+// default the less of 700 and a tenth of the steps. Refuses an epoch without a step and a warmup longer than the run.
 void resolve_steps(Options& options, int64_t steps_per_epoch);
 
 // Returns how many windows of T + 1 tokens --val-tokens asks for: 80 if it is not given (-1), else so many that at

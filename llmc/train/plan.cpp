@@ -203,8 +203,7 @@ static double settled(const std::vector<double>& times) {
     return later[later.size() / 2];
 }
 
-// Trains up to most_steps on one rank: two if there is time for them, and more while they are short. Throws TooSlow
-// after most_seconds.
+// Trains most_steps or fewer on one rank: two if time allows, more if they are short. After most_seconds: TooSlow.
 template <class floatX>
 static MeasuredStep run_steps(const GPT2Config& config, int B, int T, MemoryOptions options, double most_seconds,
                               size_t most_steps = 16) {

@@ -39,8 +39,7 @@ BatchPlan plan_batch(int micro_batch, int seq_len, int64_t global_batch_tokens, 
 
 // ---- memory
 
-// Returns the options that change memory use, for this number of data-parallel ranks and this rank's shard of the
-// layers.
+// Returns the options that change memory use, for so many data-parallel ranks and this rank's shard of the layers.
 MemoryOptions memory_options_of(const Options& options, int data_parallel, int tensor_index = 0);
 
 // Returns the memory that training needs: all allocations on the device, and a host buffer for the largest tensor,

@@ -219,8 +219,7 @@ void Saver<floatX>::save_in_background(double begin) {
     writing = std::async(std::launch::async | std::launch::deferred, write);
 }
 
-// Saves while training waits. If rank 0 cannot write, it goes on reading, because the other ranks take part in each
-// read and would wait for it.
+// Saves while training waits. If rank 0 cannot write, it still reads, as the others take part in each read.
 template <class floatX>
 SaveResult Saver<floatX>::save_now() {
     const ParamLayout& layout = optimizer.full_layout;

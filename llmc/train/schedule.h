@@ -28,9 +28,8 @@ inline Schedule make_schedule(const std::string& name, double peak, double final
     return {Decay(found - std::begin(names)), peak, final_fraction, warmup, steps};
 }
 
-// Learning rate of step 0, 1, ... steps - 1. During warmup the rate rises in equal parts and ends at the peak: the
-// first step's rate is peak / warmup, not 0. The last step's rate is peak * final_fraction exactly, unless warmup fills
-// the whole run.
+// Learning rate of step 0 ... steps - 1. During warmup the rate rises in equal parts to the peak: the first step's rate
+// is peak / warmup, not 0. The last step's is peak * final_fraction exactly, unless warmup fills the whole run.
 inline double learning_rate(const Schedule& s, int64_t step) {
     if (step < s.warmup) return s.peak * double(step + 1) / double(s.warmup);
     const int64_t last = s.steps - 1;

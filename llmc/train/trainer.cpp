@@ -18,8 +18,7 @@
 // A group of one rank, whose collectives do nothing.
 static Comm single_rank;
 
-// Only rank 0 runs this micro-step, so it must not gather weights (BucketHook) and not sum over ranks: the values do
-// not matter.
+// Only rank 0 runs this micro-step, so it gathers no weights (BucketHook) and sums over no ranks: values do not matter.
 template <class floatX>
 static void time_micro_step(GPT2<floatX>& model) {
     const BucketHook on_wait_for_weights = std::exchange(model.on_wait_for_weights, nullptr);

@@ -66,8 +66,7 @@ struct MicroStep {
 };
 
 // Called by all ranks before a model is made. With --autotune on, loads the algorithms that earlier runs have timed on
-// rank 0's machine, from $XDG_CACHE_HOME/train_gpt2/algorithms.txt or below ~/.cache. A file that cannot be read has
-// none.
+// rank 0's machine, from $XDG_CACHE_HOME/train_gpt2/algorithms.txt or below ~/.cache, if it can be read.
 void load_kept_algorithms(const Options& options, Comm& world);
 
 template <class floatX>
@@ -94,8 +93,7 @@ struct Trainer {
         int64_t bytes_sent;                         // total at the begin of the step that is queued
     } clock;
 
-    // Called by all ranks. Allocates the model, and loads the checkpoint, the weights of --init, or GPT-2's
-    // initialization.
+    // All ranks call it. Allocates the model and loads the checkpoint, --init's weights, or GPT-2's initialization.
     Trainer(const Run& run, Log& log);
 
     MicroStep micro_step(int n);
@@ -110,8 +108,7 @@ struct Trainer {
     void validate(int64_t step);
     void sample(int64_t step);
     void start_clock(int64_t step);  // step: the next one
-    // Called by all ranks after the loop. Returns the exit code, or throws `failure`. saved_step: of the last
-    // checkpoint; rank 0.
+    // All ranks call it after the loop. Returns the exit code, or throws `failure`. saved_step: rank 0's Saver's.
     int finish(int64_t saved_step);
 
   private:
