@@ -115,6 +115,7 @@ constexpr int64_t count_parameters(const GPT2Config& config) {
 // 1 + l those of layer l. In each bucket the decayed elements come first.
 struct Bucket {
     int64_t begin, decayed_end, end;
+    int64_t size() const { return end - begin; }
 };
 
 // This rank's shard of the tensors that tensor parallelism divides into `count` shards.

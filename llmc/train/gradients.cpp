@@ -5,16 +5,23 @@
 
 #include "ops/ops.h"
 
+constexpr int SUMS = 3;                                         // elements of GradReducer::sums
+constexpr int64_t STATUS = sizeof(RankStatus) / sizeof(float);  // floats
+
 // Number of partial sums that a rank stores: one for each tree height below the height of its own whole tree.
 static int count_subtree_sums(int local_virtual_ranks) { return std::bit_width(unsigned(local_virtual_ranks)) - 1; }
 
-// Elements of GradReducer::step_stats: a multiple of the number of ranks, as an all-reduce needs. A virtual rank has a
-// loss and a sum of squares for each bucket. There is room for a RankStatus for each rank, and for each virtual rank.
-static int64_t count_step_stats(const ParamLayout& layout, int virtual_ranks, int world_size) {
-    const int64_t statuses = std::max(virtual_ranks, world_size);
-    return round_up<int64_t>(
-        (1 + layout.num_buckets()) * int64_t(virtual_ranks) + int64_t(sizeof(RankStatus) / sizeof(float)) * statuses,
-        world_size);
+// A multiple of the number of ranks, as an all-reduce needs. A virtual rank has a loss and a sum of squares for each
+// bucket. There is room for a RankStatus for each rank, and for each virtual rank.
+int64_t count_step_stats(const ParamLayout& layout, int virtual_ranks, int world_size) {
+    const int64_t statuses = STATUS * std::max(virtual_ranks, world_size);
+    return round_up<int64_t>((1 + layout.num_buckets()) * int64_t(virtual_ranks) + statuses, world_size);
+}
+
+BucketShard shard_of(const ParamLayout& layout, int b, int shards, int shard_index) {
+    const Bucket bucket = layout.bucket(b);
+    const int64_t count = bucket.size() / shards;
+    return {bucket.begin + shard_index * count, count, bucket.begin / shards};
 }
 
 // Calls f(begin, end) for each run of adjacent elements of bucket b whose tensors are divided, or are not.
@@ -60,12 +67,6 @@ static int64_t count_over_rows(const ParamLayout& layout) {
     return largest;
 }
 
-constexpr int SUMS = 3;  // elements of GradReducer::sums
-
-int64_t step_stats_bytes(const ParamLayout& layout, int virtual_ranks, int world_size) {
-    return count_step_stats(layout, virtual_ranks, world_size) * int64_t(sizeof(float));
-}
-
 int64_t row_sums_bytes(const ParamLayout& layout) {
     return layout.num_buckets() * count_over_rows(layout) * int64_t(sizeof(float));
 }
@@ -78,8 +79,7 @@ int64_t gradient_sum_bytes(const ParamLayout& layout, int virtual_ranks, int dat
 
 int64_t largest_bucket(const ParamLayout& layout) {
     int64_t largest = 0;
-    for (int b = 0; b < layout.num_buckets(); b++)
-        largest = std::max(largest, layout.bucket(b).end - layout.bucket(b).begin);
+    for (int b = 0; b < layout.num_buckets(); b++) largest = std::max(largest, layout.bucket(b).size());
     return largest;
 }
 
@@ -136,7 +136,7 @@ void GradReducer::sum_over_rows(int b) {
 // sibling is complete. As in a binary counter, virtual rank v completes a subtree for each trailing 1 bit of v.
 void GradReducer::reduce_bucket(int b, int v) {
     const Bucket bucket = layout.bucket(b);
-    const int64_t count = bucket.end - bucket.begin;
+    const int64_t count = bucket.size();
     float* own = grads.bucket(b);
     if (sharding.sequence_parallel) sum_over_rows(b);
     int h = 0;
@@ -153,27 +153,19 @@ void GradReducer::virtual_rank_done(int v) {
     ops::accumulate_loss(step_stats.data + comm.rank * local_virtual_ranks() + v, loss, 1, 1.0f, *stream);
 }
 
-// This rank's shard of bucket b, in elements of the flat buffer.
-Bucket GradReducer::shard_of(int b) const {
-    const Bucket bucket = layout.bucket(b);
-    const int64_t count = (bucket.end - bucket.begin) / sharding.shards;
-    const int64_t begin = bucket.begin + (sharding.shards > 1 ? comm.shard_index : 0) * count;
-    return {begin, begin, begin + count};
-}
-
 const float* GradReducer::reduced_grads(int b, int64_t begin) const {
-    const int64_t bucket_begin = layout.bucket(b).begin;
-    if (!sharding.shard_gradients) return grads.bucket(b) + begin - bucket_begin;
-    return shard.data + bucket_begin / sharding.shards + begin - shard_of(b).begin;
+    if (!sharding.shard_gradients) return grads.bucket(b) + begin - layout.bucket(b).begin;
+    const BucketShard own = own_shard(b);
+    return shard.data + own.at + begin - own.begin;
 }
 
 void GradReducer::add_to_shard(int b) {
     if (!reduced[size_t(b)]) return;
     reduced[size_t(b)] = false;
     comm.wait(tickets[b], *stream);
-    const Bucket bucket = layout.bucket(b), own = shard_of(b);
-    ops::accumulate_gradients(shard.data + bucket.begin / sharding.shards, grads.bucket(b) + own.begin - bucket.begin,
-                              own.end - own.begin, *stream);
+    const BucketShard own = own_shard(b);
+    const float* sum = grads.bucket(b) + own.begin - layout.bucket(b).begin;
+    ops::accumulate_gradients(shard.data + own.at, sum, own.count, *stream);
 }
 
 void GradReducer::begin_bucket(int b) {
@@ -194,16 +186,16 @@ void GradReducer::square(float* sum, int b, int64_t begin, int64_t end) {
 }
 
 // Every rank squares its shard of each bucket, a piece per virtual rank. All ranks add all pieces in the same order.
-void GradReducer::sum_squares(float* squares_of) {
+void GradReducer::sum_squares(float* squares) {
     // Without a reduction, one kernel launch handles all buckets.
-    if (!needs_reduction()) return ops::sum_of_squares(squares_of, reduced_grads(0, 0), layout.total, *stream);
+    if (!needs_reduction()) return ops::sum_of_squares(squares, reduced_grads(0, 0), layout.total, *stream);
     const int virtual_ranks = sharding.virtual_ranks, own = local_virtual_ranks();
     for (int b = layout.num_buckets() - 1; b >= 0; b--) {  // in the order in which backward completes buckets
         if (!sharding.shard_gradients) comm.wait(tickets[b], *stream);
         const Bucket bucket = layout.bucket(b);
-        const int64_t piece = (bucket.end - bucket.begin) / virtual_ranks;
+        const int64_t piece = bucket.size() / virtual_ranks;
         for (int v = comm.shard_index * own; v < (comm.shard_index + 1) * own; v++)
-            square(squares_of + int64_t(b) * virtual_ranks + v, b, bucket.begin + v * piece,
+            square(squares + int64_t(b) * virtual_ranks + v, b, bucket.begin + v * piece,
                    bucket.begin + (v + 1) * piece);
     }
 }
@@ -213,12 +205,11 @@ void GradReducer::finish(RankStatus status) {
     for (int b = buckets - 1; b >= 0; b--) add_to_shard(b);
     RankStatus& host = host_statuses[steps++ % 2];
     host = status;
-    float *squares_of = step_stats.data + virtual_ranks, *statuses = squares_of + int64_t(buckets) * virtual_ranks;
-    copy_to_device(statuses + int64_t(sizeof(RankStatus) / sizeof(float)) * world.rank, &host, sizeof(RankStatus),
-                   *stream);
-    sum_squares(squares_of);
+    float *squares = step_stats.data + virtual_ranks, *statuses = squares + int64_t(buckets) * virtual_ranks;
+    copy_to_device(statuses + STATUS * world.rank, &host, sizeof host, *stream);
+    sum_squares(squares);
     world.wait(world.all_reduce(step_stats.data, step_stats.size, GradDtype::fp32, *stream), *stream);
     fill_zero(sums.data, sums.bytes(), *stream);
     ops::accumulate_loss(sums.data, step_stats.data, virtual_ranks, 1.0f, *stream);
-    ops::accumulate_loss(sums.data + 1, squares_of, buckets * virtual_ranks, 1.0f, *stream);
+    ops::accumulate_loss(sums.data + 1, squares, buckets * virtual_ranks, 1.0f, *stream);
 }

@@ -25,6 +25,13 @@ struct RankStatus {
 };
 static_assert(sizeof(RankStatus) == 2 * sizeof(float), "an all-reduce of floats gathers the statuses");
 
+// A rank's shard of a bucket: elements begin .. begin + count of a flat buffer. In a buffer that has this rank's shards
+// alone, it starts at element `at`.
+struct BucketShard {
+    int64_t begin, count, at;
+};
+BucketShard shard_of(const ParamLayout& layout, int bucket, int shards, int shard_index);
+
 // How a step is divided among ranks.
 struct GradSharding {
     int virtual_ranks = 1;         // number over all ranks (--deterministic-ranks); a multiple of world_size
@@ -86,16 +93,18 @@ struct GradReducer {
     std::vector<bool> reduced;          // with ZeRO-2: buckets that are not yet added to the shard
 
   private:
-    Bucket shard_of(int b) const;
+    BucketShard own_shard(int b) const {
+        return shard_of(layout, b, sharding.shards, sharding.shards > 1 ? comm.shard_index : 0);
+    }
     void add_to_shard(int b);
     void sum_over_rows(int b);
     void square(float* sum, int b, int64_t begin, int64_t end);
-    void sum_squares(float* squares_of);
+    void sum_squares(float* squares);
 };
 
 int64_t largest_bucket(const ParamLayout& layout);  // elements
-// Size of GradReducer::step_stats, which the ranks all-reduce in every step.
-int64_t step_stats_bytes(const ParamLayout& layout, int virtual_ranks, int world_size);
+// Elements of GradReducer::step_stats, which the ranks all-reduce in every step.
+int64_t count_step_stats(const ParamLayout& layout, int virtual_ranks, int world_size);
 // Bytes that tensor-parallel ranks all-reduce in a step with sequence parallelism: gradients of LayerNorm and biases.
 int64_t row_sums_bytes(const ParamLayout& layout);
 

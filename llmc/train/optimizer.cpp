@@ -15,8 +15,6 @@ const Groups& single_rank_groups() {
 
 // ---- the weights of all ranks
 
-constexpr Comm::Ticket COMPLETE = -1;
-
 template <class floatX>
 ParamGather<floatX>::ParamGather(GPT2<floatX>& model, Comm& comm, const MemoryOptions& options)
     : model(model),
@@ -31,35 +29,30 @@ ParamGather<floatX>::ParamGather(GPT2<floatX>& model, Comm& comm, const MemoryOp
 
 template <class floatX>
 floatX* ParamGather<floatX>::local_shard(int b) const {
-    const Bucket bucket = model.layout.bucket(b);
-    if (sharded()) return shard.data + bucket.begin / shards;
-    return model.weights.bucket(b) + shard_index * (bucket.end - bucket.begin) / shards;
+    const BucketShard own = own_shard(b);
+    return sharded() ? shard.data + own.at : model.weights.bucket(b) + own.begin - model.layout.bucket(b).begin;
 }
 
 // Queues the gather of bucket b. With ZeRO-3 its memory may hold another bucket, whose gather must have ended.
 template <class floatX>
 void ParamGather<floatX>::gather(int b) {
-    const Bucket bucket = model.layout.bucket(b);
-    const int64_t bytes = (bucket.end - bucket.begin) * int64_t(sizeof(floatX)), own_bytes = bytes / shards;
+    const int64_t bytes = model.layout.bucket(b).size() * int64_t(sizeof(floatX)), own_bytes = bytes / shards;
     floatX* whole = model.weights.bucket(b);
     if (sharded()) {
-        int& holder = resident_bucket[size_t(model.weights.slot(b))];
-        if (tickets[size_t(holder)] != COMPLETE) comm.wait(tickets[size_t(holder)], model.stream);
-        tickets[size_t(holder)] = COMPLETE;
+        int& holder = resident_bucket[model.weights.slot(b)];
+        complete(holder);
         holder = b;
-        copy_on_device(whole + shard_index * (bucket.end - bucket.begin) / shards, local_shard(b), own_bytes,
-                       model.stream);
+        char* own = reinterpret_cast<char*>(whole) + shard_index * own_bytes;
+        copy_on_device(own, local_shard(b), own_bytes, model.stream);
     }
-    tickets[size_t(b)] = comm.all_gather(whole, bytes, model.stream);
+    tickets[b] = comm.all_gather(whole, bytes, model.stream);
 }
 
 template <class floatX>
 void ParamGather<floatX>::wait(int b) {
-    if (sharded() && resident_bucket[size_t(model.weights.slot(b))] != b) gather(b);
-    Comm::Ticket& ticket = tickets[size_t(b)];
-    const bool was_packed = ticket == COMPLETE && (!sharded() || b == 0 || b == packed_layer);
-    if (ticket != COMPLETE) comm.wait(ticket, model.stream);
-    ticket = COMPLETE;
+    if (sharded() && resident_bucket[model.weights.slot(b)] != b) gather(b);
+    const bool was_packed = tickets[b] == COMPLETE && (!sharded() || b == 0 || b == packed_layer);
+    complete(b);
     if (!was_packed) model.pack_bucket(b);
     if (sharded() && b > 0) gather_next(b);
 }
@@ -70,19 +63,8 @@ template <class floatX>
 void ParamGather<floatX>::gather_next(int b) {
     const int next = b == last_layer - 1 ? b - 1 : b + 1;
     packed_layer = last_layer = b;
-    if (next >= 1 && next < model.layout.num_buckets() && resident_bucket[size_t(model.weights.slot(next))] != next)
+    if (next >= 1 && next < model.layout.num_buckets() && resident_bucket[model.weights.slot(next)] != next)
         gather(next);
-}
-
-template <class floatX>
-void ParamGather<floatX>::finish() {
-    for (Comm::Ticket ticket : tickets)
-        if (ticket != COMPLETE) comm.wait(ticket, model.stream);
-}
-
-template <class floatX>
-bool ParamGather<floatX>::pending() const {
-    return std::any_of(tickets.begin(), tickets.end(), [](Comm::Ticket ticket) { return ticket != COMPLETE; });
 }
 
 // ---- AdamW
@@ -128,13 +110,6 @@ std::vector<MemoryItem> optimizer_memory(const GPT2Config& config, MemoryOptions
 }
 
 template <class floatX>
-typename Optimizer<floatX>::Shard Optimizer<floatX>::shard_of(int b, int shard_index) const {
-    const Bucket bucket = model.layout.bucket(b);
-    const int64_t count = (bucket.end - bucket.begin) / weights.shards;
-    return {bucket.begin + shard_index * count, count, bucket.begin / weights.shards};
-}
-
-template <class floatX>
 void Optimizer<floatX>::set_state(Slot slot, Param p, int l, const float* values) {
     if (model.layout.shard.count == 1) return set_shard(slot, p, l, values);
     std::vector<float> own(static_cast<size_t>(model.layout.size(p)));
@@ -145,17 +120,16 @@ void Optimizer<floatX>::set_state(Slot slot, Param p, int l, const float* values
 template <class floatX>
 void Optimizer<floatX>::set_shard(Slot slot, Param p, int l, const float* values) {
     if (slot == WEIGHTS && !weights.sharded()) model.set_param(p, l, values);
-    const Shard shard = shard_of(model.layout.bucket_of(p, l), weights.shard_index);
+    const BucketShard shard = weights.own_shard(model.layout.bucket_of(p, l));
     const int64_t offset = model.layout.offset(p, l);
     const int64_t begin = std::max(offset, shard.begin);
-    const int64_t end = std::min(offset + model.layout.size(p), shard.begin + shard.count);
-    if (begin >= end) return;
+    const int64_t count = std::min(offset + model.layout.size(p), shard.begin + shard.count) - begin;
+    if (count <= 0) return;
     const int64_t at = shard.at + begin - shard.begin;
-    if (slot == WEIGHTS && weights.sharded())
-        copy_rounded(weights.shard.data + at, values + begin - offset, end - begin, model.stream);
+    const float* own = values + begin - offset;
+    if (slot == WEIGHTS && weights.sharded()) copy_rounded(weights.shard.data + at, own, count, model.stream);
     if (!buffer(slot).data) return;
-    copy_to_device(buffer(slot).data + at, values + begin - offset, (end - begin) * int64_t(sizeof(float)),
-                   model.stream);
+    copy_to_device(buffer(slot).data + at, own, count * int64_t(sizeof(float)), model.stream);
     wait_for_stream(model.stream);
 }
 
@@ -178,7 +152,7 @@ const float* Optimizer<floatX>::gather_state(const float* from, Param p, int l) 
     float* whole = model.g(p, l);
     Comm::Ticket last = 0;
     for (int q = 0; q < weights.shards; q++) {
-        const Shard shard = shard_of(model.layout.bucket_of(p, l), q);
+        const BucketShard shard = shard_of(model.layout, model.layout.bucket_of(p, l), weights.shards, q);
         const int64_t begin = std::max(offset, shard.begin), end = std::min(offset + size, shard.begin + shard.count);
         if (begin >= end) continue;
         const int64_t bytes = (end - begin) * int64_t(sizeof(float));
@@ -255,7 +229,7 @@ void Optimizer<floatX>::clip(float max_norm, RankStatus status, StepLimits limit
 
 // Updates the shard, in place.
 template <class floatX>
-void Optimizer<floatX>::update(int b, const Shard& shard, float lr, int step) {
+void Optimizer<floatX>::update(int b, const BucketShard& shard, float lr, int step) {
     ops::adamw(weights.local_shard(b), master.data ? master.data + shard.at : nullptr, m.data + shard.at,
                v.data + shard.at, gradients.reduced_grads(b, shard.begin), factor(), shard.begin, shard.count,
                model.layout.decay_pattern(), config.adamw, lr, step, model.stream);
@@ -271,15 +245,9 @@ void Optimizer<floatX>::step(float lr, int step) {
         return;
     }
     for (int b = 0; b < buckets; b++) {
-        update(b, shard_of(b, weights.shard_index), lr, step);
+        update(b, weights.own_shard(b), lr, step);
         weights.shard_updated(b);
     }
-}
-
-template <class floatX>
-void Optimizer<floatX>::finish_collectives() {
-    for (int b = 0; b < model.layout.num_buckets(); b++) gradients.begin_bucket(b);
-    weights.finish();
 }
 
 // Each rank computes its shard of the bucket, in the memory of the gradients. An all-gather completes the bucket.
@@ -287,15 +255,15 @@ template <class floatX>
 static Comm::Ticket init_bucket(GPT2<floatX>& model, Comm& comm, int b, uint64_t seed) {
     const ParamLayout& layout = model.layout;
     const Bucket bucket = layout.bucket(b);
-    const int64_t size = (bucket.end - bucket.begin) / comm.world_size;
+    const BucketShard own = shard_of(layout, b, comm.world_size, comm.shard_index);
     float* values_of_bucket = model.grads.bucket(b);
     std::vector<float> values;
     for (const ParamSpec& spec : param_table) {
         if ((spec.scope == Scope::layer) != (b > 0)) continue;
         const int l = std::max(0, b - 1);
         const int64_t offset = layout.offset(spec.id, l);
-        const int64_t begin = std::max(offset, bucket.begin + comm.shard_index * size),
-                      end = std::min(offset + layout.size(spec.id), bucket.begin + (comm.shard_index + 1) * size);
+        const int64_t begin = std::max(offset, own.begin),
+                      end = std::min(offset + layout.size(spec.id), own.begin + own.count);
         if (begin >= end) continue;
         values.assign(size_t(end - begin), 0.0f);
         // Elements that are adjacent in the whole tensor, too.
@@ -309,7 +277,7 @@ static Comm::Ticket init_bucket(GPT2<floatX>& model, Comm& comm, int b, uint64_t
                        model.stream);
         wait_for_stream(model.stream);
     }
-    return comm.all_gather(values_of_bucket, comm.world_size * size * int64_t(sizeof(float)), model.stream);
+    return comm.all_gather(values_of_bucket, bucket.size() * int64_t(sizeof(float)), model.stream);
 }
 
 template <class floatX>

@@ -3,7 +3,9 @@
 // With ZeRO-1, 2 and 3 (Rajbhandari et al. 2020) each rank keeps and updates one shard of every bucket. The new weights
 // are gathered before the model reads them.
 #pragma once
+#include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/device.h"
@@ -39,8 +41,8 @@ struct ParamGather {
     ParamGather(GPT2<floatX>& model, Comm& comm, const MemoryOptions& options);
 
     bool sharded() const { return shard.data; }
-    // This rank's shard of bucket b. The update writes it.
-    floatX* local_shard(int b) const;
+    BucketShard own_shard(int b) const { return shard_of(model.layout, b, shards, shard_index); }
+    floatX* local_shard(int b) const;  // the weights of own_shard(b), which the update writes
     // Called for all buckets in order, after local_shard(b) was written.
     void shard_updated(int b) {
         if (!sharded() || b <= model.weights.layer_slots) gather(b);
@@ -48,12 +50,21 @@ struct ParamGather {
     // Work queued after this call may read the weights of bucket b and its packed matrices. With ZeRO-3 this ends when
     // another layer's bucket is waited for, and all ranks must wait for the same buckets in the same order.
     void wait(int b);
-    bool pending() const;  // whether wait(b) waits, for any b
-    void finish();         // waits for all gathers
+    bool pending() const {
+        return std::ranges::any_of(tickets, [](Comm::Ticket t) { return t != COMPLETE; });
+    }
+    void finish() {  // waits for all gathers
+        for (Comm::Ticket ticket : tickets)
+            if (ticket != COMPLETE) comm.wait(ticket, model.stream);
+    }
 
   private:
+    static constexpr Comm::Ticket COMPLETE = -1;
     void gather(int b);
     void gather_next(int b);
+    void complete(int b) {
+        if (tickets[b] != COMPLETE) comm.wait(std::exchange(tickets[b], COMPLETE), model.stream);
+    }
     std::vector<Comm::Ticket> tickets;  // one per bucket; COMPLETE if no gather is pending
     std::vector<int> resident_bucket;   // with ZeRO-3: the bucket in each slot of the model's weights
     int packed_layer = 0;               // with ZeRO-3: the layer's bucket whose packed matrices are in memory
@@ -93,19 +104,16 @@ struct Optimizer {
     // step counts from 1.
     void step(float lr, int step);
     // Waits for collectives that a later step would have waited for. Call it before the memory is freed.
-    void finish_collectives();
+    void finish_collectives() {
+        for (int b = 0; b < model.layout.num_buckets(); b++) gradients.begin_bucket(b);
+        weights.finish();
+    }
 
     const float* norm() const { return stats.data; }        // (1) on the device
     const float* factor() const { return stats.data + 1; }  // (1) on the device
 
   private:
-    // A rank's shard of a bucket: elements begin .. begin + count of the model's buffers. In the optimizer's buffers
-    // the shard starts at element `at`.
-    struct Shard {
-        int64_t begin, count, at;
-    };
-    Shard shard_of(int bucket, int shard_index) const;
-    void update(int b, const Shard& shard, float lr, int step);
+    void update(int b, const BucketShard& shard, float lr, int step);
     const float* gather_state(const float* from, Param p, int l);
     void get_shard(float* values, Slot slot, Param p, int l);
     DeviceBuffer<float> chunk;  // piece of a tensor that a tensor-parallel rank sends to the others

@@ -166,7 +166,7 @@ int64_t sent_bytes(Dtype dtype, const GPT2Config& config, const Options& o, cons
     // With ZeRO-2 every micro-step sums the gradients, but a rank adds up its virtual ranks first.
     const int64_t sums = o.zero >= 2 ? batch.grad_accum_steps / local_virtual_ranks : 1;
     int64_t per_step = one_pass((layout.total - in_pass) * gathered, n) +
-                       2 * one_pass(step_stats_bytes(layout, virtual_ranks, ranks), ranks) + sums * gradients +
+                       2 * one_pass(4 * count_step_stats(layout, virtual_ranks, ranks), ranks) + sums * gradients +
                        batch.grad_accum_steps * in_micro_step;
     // Gradients that are sums over a rank's rows are summed before them.
     if (o.sequence_parallel)
