@@ -33,6 +33,8 @@ void fail(int exit_code, const char* text, ...) {
     throw Error(exit_code, out);
 }
 
+std::string hex(uint64_t n) { return format("%016llx", static_cast<unsigned long long>(n)); }
+
 std::string with_commas(int64_t n) {
     std::string digits = std::to_string(n);
     const int first = n < 0;

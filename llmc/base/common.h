@@ -59,6 +59,7 @@ inline int narrow(int64_t value) {
     return static_cast<int>(value);
 }
 
+std::string hex(uint64_t n);             // 16 digits
 std::string with_commas(int64_t n);      // 124439808 -> "124,439,808"
 std::string human_bytes(int64_t bytes);  // 6593445888 -> "6.14 GiB"
 // A number of at least 0 with this many significant digits, or all digits before its point, and without an exponent:

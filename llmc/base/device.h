@@ -111,6 +111,7 @@ struct OwnedStream {
     explicit OwnedStream(bool first = false) : stream(create_stream(first)) {}
     OwnedStream(const OwnedStream&) = delete;
     ~OwnedStream() { destroy_stream(stream); }
+    operator Stream() const { return stream; }
 };
 
 void copy_to_device(void* device, const void* host, int64_t bytes, Stream stream);

@@ -33,14 +33,8 @@ static_assert(sizeof(bf16) == 2);
 
 // Machine epsilon: the distance from 1 to the next larger value.
 template <class floatX>
-constexpr float epsilon();
-template <>
-constexpr float epsilon<float>() {
-    return 0x1p-23f;
-}
-template <>
-constexpr float epsilon<bf16>() {
-    return 0x1p-7f;
+constexpr float epsilon() {
+    return sizeof(floatX) == sizeof(float) ? 0x1p-23f : 0x1p-7f;
 }
 
 // The element type as a run-time value, for code that does not touch elements.

@@ -7,23 +7,6 @@
 
 using nlohmann::json;
 
-// Functions of the library recurse into values, and a list that is deep enough would use up the stack.
-static void check_depth(const std::string& text, const std::string& where) {
-    constexpr int MAX_DEPTH = 100;
-    int depth = 0;
-    bool in_string = false;
-    for (size_t i = 0; i < text.size(); i++) {
-        const char c = text[i];
-        if (in_string && c == '\\') i++;
-        if (c == '"') in_string = !in_string;
-        if (in_string) continue;
-        if (c == '[' || c == '{') depth++;
-        if (c == ']' || c == '}') depth--;
-        if (depth > MAX_DEPTH)
-            fail(EXIT_BAD_DATA, "%s: has more than %d lists and objects inside each other", where.c_str(), MAX_DEPTH);
-    }
-}
-
 // The library's reason if a string is bad: half of a surrogate pair, bytes that are not UTF-8, a control character.
 static std::string string_fault(const std::string& what) {
     const size_t begin = what.find(" - invalid string: "), end = what.find("; last read");
@@ -31,9 +14,16 @@ static std::string string_fault(const std::string& what) {
 }
 
 json parse_json(const std::string& text, const std::string& where, const char* if_cut_short) {
-    check_depth(text, where);
+    // Functions of the library recurse into values, and a list that is deep enough would use up the stack.
+    const auto check_depth = [&](int depth, json::parse_event_t event, const json&) {
+        constexpr int MAX_DEPTH = 100;
+        const bool begins = event == json::parse_event_t::object_start || event == json::parse_event_t::array_start;
+        if (begins && depth >= MAX_DEPTH)
+            fail(EXIT_BAD_DATA, "%s: has more than %d lists and objects inside each other", where.c_str(), MAX_DEPTH);
+        return true;
+    };
     try {
-        return json::parse(text);
+        return json::parse(text, check_depth);
     } catch (const json::parse_error& error) {
         if (error.byte > text.size())
             fail(EXIT_BAD_DATA, "%s: is not valid JSON: it ends in the middle of a value, after %zu bytes%s",

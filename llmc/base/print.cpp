@@ -15,8 +15,7 @@ void prepare_standard_streams() {
     // stdout is opened read-only: a write to it then fails, and the program reports that its output is lost.
     for (int fd = 0; fd <= 2; fd++)
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd < 2 ? O_RDONLY : O_WRONLY) != fd)
-            fail(EXIT_IO, "standard stream %d is closed, and /dev/null cannot be opened instead: %s", fd,
-                 strerror(errno));
+            fail(EXIT_IO, "standard stream %d is closed, and /dev/null cannot be opened: %s", fd, strerror(errno));
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN);  // beyond `ulimit -f`, write() then fails with EFBIG: a failed save, not a killed run
     setvbuf(stdout, nullptr, _IOLBF, 1 << 16);

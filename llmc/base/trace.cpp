@@ -32,8 +32,7 @@ void close_trace() {
 
 void append(const std::string& text) {
     if (fputs(text.c_str(), trace.file) >= 0 && fflush(trace.file) == 0) return;
-    print_message(
-        format("warning: --trace %s: cannot be written: %s; it ends here", trace.path.c_str(), strerror(errno)));
+    print_message(format("warning: --trace %s: cannot write: %s; it ends here", trace.path.c_str(), strerror(errno)));
     close_trace();
 }
 
