@@ -63,10 +63,10 @@ std::vector<std::string> remove_leftovers(const std::string& output) {
 
 // ---- the files of a checkpoint
 
-static const std::vector<TensorGroup> model_groups = {{WEIGHTS, "transformer."}};
+static const TensorGroups model_groups = {{WEIGHTS, "transformer."}};
 
-static std::vector<TensorGroup> optimizer_groups(const CheckpointFormat& format) {
-    std::vector<TensorGroup> out;
+static TensorGroups optimizer_groups(const CheckpointFormat& format) {
+    TensorGroups out;
     if (format.bf16_weights) out.push_back({WEIGHTS, "master.transformer."});
     for (size_t i = 0; i < format.state.size(); i++) out.push_back({Slot(1 + i), format.state[i] + ".transformer."});
     return out;
@@ -74,7 +74,7 @@ static std::vector<TensorGroup> optimizer_groups(const CheckpointFormat& format)
 
 void for_each_read(const ParamLayout& layout, const CheckpointFormat& format,
                    const std::function<void(Slot slot, Param p, int l)>& f) {
-    for (const std::vector<TensorGroup>& file : {model_groups, optimizer_groups(format)})
+    for (const TensorGroups& file : {model_groups, optimizer_groups(format)})
         for (const TensorGroup& group : file) for_each_tensor(layout, [&](Param p, int l) { f(group.slot, p, l); });
 }
 
@@ -94,7 +94,7 @@ int64_t checkpoint_bytes(const ParamLayout& layout, const CheckpointFormat& form
 static std::string checksum_of_state(json state) {
     state.erase("xxh3_64");
     const std::string text = json_text(state);
-    return format("%016" PRIx64, XXH3_64bits(text.data(), text.size()));
+    return hex(XXH3_64bits(text.data(), text.size()));
 }
 
 static std::string state_json(const TrainerState& state, const std::map<std::string, FileSum>& files) {
@@ -110,8 +110,7 @@ static std::string state_json(const TrainerState& state, const std::map<std::str
                 {"options", parse_json(state.options, "the run's options")},
                 {"data", parse_json(state.data, "the data's description")},
                 {"health", parse_json(state.health, "the run's health")}};
-    for (const auto& [name, sum] : files)
-        out["files"][name] = {{"size", sum.size}, {"xxh3_64", format("%016" PRIx64, sum.xxh3)}};
+    for (const auto& [name, sum] : files) out["files"][name] = {{"size", sum.size}, {"xxh3_64", hex(sum.xxh3)}};
     out["xxh3_64"] = checksum_of_state(out);
     return out.dump(2) + "\n";
 }
@@ -126,7 +125,7 @@ static void write_files(const std::string& dir, const SaveOptions& options, cons
     const auto text = [&](const char* name, const std::string& content) {
         files[name] = write_file(dir + "/" + name, content);
     };
-    const auto tensors = [&](const char* name, const std::vector<TensorGroup>& groups, const char* dtype) {
+    const auto tensors = [&](const char* name, const TensorGroups& groups, const char* dtype) {
         files[name] = write_tensors(dir + "/" + name, layout, groups, dtype, view, metadata);
     };
     text("config.json", hf_config_json(config, bf16_weights ? "bfloat16" : "float32"));
@@ -164,8 +163,7 @@ static void set_aside_later(const std::string& output, int64_t step, const Warn&
         for (int i = 2; path_exists(aside); i++) aside = format("%s.stale%d", dir.c_str(), i);
         rename_path(dir, aside);
         if (warn)
-            warn(format("%s: belongs to a later step than this run's, so it was renamed to %s", dir.c_str(),
-                        aside.c_str()));
+            warn(format("%s: belongs to a later step than this run's; renamed to %s", dir.c_str(), aside.c_str()));
     }
 }
 
@@ -250,7 +248,7 @@ static void verify_file(const std::string& dir, const std::string& name, const j
     // Compared first, because the checksum of a file that has grown may take hours.
     if (const int64_t bytes = InputFile(file).size; size != bytes)
         bad_state(file, format("has %s bytes, not %s", with_commas(bytes).c_str(), json_text(size).c_str()));
-    if (hash != format("%016" PRIx64, checksum_file(file, progress).xxh3))
+    if (hash != hex(checksum_file(file, progress).xxh3))
         bad_state(file, "its checksum does not match what was written");
 }
 
@@ -366,7 +364,6 @@ TrainerState load_checkpoint(const std::string& dir, const ParamLayout& layout,
     const Safetensors optimizer = open_safetensors(dir + "/optimizer.safetensors");
     const bool has_master = optimizer.find("master.transformer.wte.weight");
     if (!has_master) read_tensors(model, model_groups[0], layout, write);
-    for (const TensorGroup& group : optimizer_groups({has_master, state_names}))
-        read_tensors(optimizer, group, layout, write);
+    for (const auto& group : optimizer_groups({has_master, state_names})) read_tensors(optimizer, group, layout, write);
     return state;
 }

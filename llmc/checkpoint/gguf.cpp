@@ -197,10 +197,9 @@ std::string write_gguf(const std::string& path, const std::string& weights, cons
         load_weights(weights, layout,
                      [&](const float* host, Slot, Param, int) { write_tensor(file, tensors[next++], weights, host); });
     });
-    const int64_t others =
-        wanted.id != q8_0.id ? 0 : std::ranges::count(tensors, f16.id, [](auto& t) { return t.type.id; });
+    const auto rest = wanted.id != q8_0.id ? 0 : std::ranges::count(tensors, f16.id, [](auto& t) { return t.type.id; });
     return format("%zu tensors", tensors.size()) +
-           (others == 0
+           (rest == 0
                 ? ""
-                : format(", %lld of them f16 because 32 does not divide their rows", static_cast<long long>(others)));
+                : format(", %lld of them f16 because 32 does not divide their rows", static_cast<long long>(rest)));
 }

@@ -75,8 +75,7 @@ static void check_supported(const ConfigReader& config, int C) {
 }
 
 HFConfig parse_hf_config(const std::string& text, const std::string& path) {
-    const json object = parse_json(text, path);
-    if (!object.is_object()) fail(EXIT_BAD_DATA, "%s: is JSON, but not an object {...}", path.c_str());
+    const json object = parse_json_object(text, path);
     const ConfigReader reader{object, path};
     HFConfig config;
     GPT2Config& model = config.model;
@@ -201,8 +200,7 @@ TensorView view_flat(const ParamLayout& layout, const std::vector<const float*>&
     return [layout, slots](Slot slot, Param p, int l) { return slots[slot] + layout.offset(p, l); };
 }
 
-std::vector<TensorInfo> list_tensors(const ParamLayout& layout, const std::vector<TensorGroup>& groups,
-                                     const char* dtype) {
+std::vector<TensorInfo> list_tensors(const ParamLayout& layout, const TensorGroups& groups, const char* dtype) {
     std::vector<TensorInfo> out;
     for (const TensorGroup& group : groups)
         for_each_tensor(layout, [&](Param p, int l) {
@@ -214,8 +212,8 @@ std::vector<TensorInfo> list_tensors(const ParamLayout& layout, const std::vecto
     return out;
 }
 
-FileSum write_tensors(const std::string& path, const ParamLayout& layout, const std::vector<TensorGroup>& groups,
-                      const char* dtype, const TensorView& view, const Metadata& metadata) {
+FileSum write_tensors(const std::string& path, const ParamLayout& layout, const TensorGroups& groups, const char* dtype,
+                      const TensorView& view, const Metadata& metadata) {
     SafetensorsWriter writer(path, list_tensors(layout, groups, dtype), metadata);
     std::vector<float> strip;
     for (const TensorGroup& group : groups)

@@ -61,11 +61,11 @@ struct TensorGroup {
     Slot slot;
     std::string prefix;  // "transformer." for weights, as in Hugging Face's files
 };
+using TensorGroups = std::vector<TensorGroup>;
 // The tensors that write_tensors will write for these groups. dtype is "F32" or "BF16".
-std::vector<TensorInfo> list_tensors(const ParamLayout& layout, const std::vector<TensorGroup>& groups,
-                                     const char* dtype);
-FileSum write_tensors(const std::string& path, const ParamLayout& layout, const std::vector<TensorGroup>& groups,
-                      const char* dtype, const TensorView& view, const Metadata& metadata);
+std::vector<TensorInfo> list_tensors(const ParamLayout& layout, const TensorGroups& groups, const char* dtype);
+FileSum write_tensors(const std::string& path, const ParamLayout& layout, const TensorGroups& groups, const char* dtype,
+                      const TensorView& view, const Metadata& metadata);
 // Refuses a missing tensor or a wrong shape (EXIT_BAD_DATA) before the first call of `write`, and a NaN or infinite
 // value before the call for its tensor.
 void read_tensors(const Safetensors& file, const TensorGroup& group, const ParamLayout& layout,
