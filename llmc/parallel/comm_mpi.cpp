@@ -254,13 +254,12 @@ struct MpiGroup {
         const int64_t shard = count / size;
         const int bytes = narrow(shard * int64_t(sizeof(Sent)));
         const Sent* sent = rounded<Sent>(x, count);
-        char* const received = memory(thread.incoming[0], int64_t(bytes) * size);
+        Sent* const received = reinterpret_cast<Sent*>(memory(thread.incoming[0], int64_t(bytes) * size));
         MPI_Request request;
         MPI_CHECK(MPI_Ialltoall(sent, bytes, MPI_BYTE, received, bytes, MPI_BYTE, comm, &request));
         finish(&request, 1, prompt);
         thread.sums.assign(shard, 0.0f);
-        for (int r = 0; r < size; r++)
-            add(thread.sums.data(), reinterpret_cast<const Sent*>(received) + r * shard, shard);
+        for (int r = 0; r < size; r++) add(thread.sums.data(), received + r * shard, shard);
         for (int64_t i = 0; i < shard; i++) x[rank * shard + i] = Element(thread.sums[i]);
     }
 

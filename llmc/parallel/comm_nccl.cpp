@@ -222,8 +222,7 @@ struct NcclComm : Comm {
     void join(const Launch& launch) {
         const ncclUniqueId id = exchange_id(launch);
         ncclConfig_t config = make_config();
-        complete("ncclCommInitRankConfig",
-                 [&] { return ncclCommInitRankConfig(&nccl, world_size, id, rank, &config); });
+        complete("ncclCommInitRank", [&] { return ncclCommInitRankConfig(&nccl, world_size, id, rank, &config); });
     }
 
     static ncclConfig_t make_config() {
@@ -240,12 +239,11 @@ struct NcclComm : Comm {
         const std::string own = std::to_string(color);
         const std::vector<std::string> colors = all_gather_text(own);
         const int size = int(std::count(colors.begin(), colors.end(), own));
-        wait_for_stream(nccl_stream.stream);
+        wait_for_stream(nccl_stream);
         ncclComm_t part = nullptr;
         ncclConfig_t config = make_config();
         complete("ncclCommSplit", [&] {
-            const ncclResult_t result =
-                ncclCommSplit(nccl, size == 1 ? NCCL_SPLIT_NOCOLOR : color, rank, &part, &config);
+            const auto result = ncclCommSplit(nccl, size == 1 ? NCCL_SPLIT_NOCOLOR : color, rank, &part, &config);
             return result == ncclSuccess ? ncclInProgress : result;
         });
         if (size == 1) return Comm::split(color);
@@ -268,9 +266,9 @@ struct NcclComm : Comm {
         if (watchdog) watchdog->collective_begins();
         Event& event = completed[++issued % RING];
         record_event(event, after);
-        stream_wait_event(nccl_stream.stream, event);
+        stream_wait_event(nccl_stream, event);
         queue_calls();
-        record_event(event, nccl_stream.stream);
+        record_event(event, nccl_stream);
         return issued;
     }
 
@@ -304,17 +302,16 @@ struct NcclComm : Comm {
     bf16* round(const float* x, int64_t count) {
         INVARIANT(count <= bf16_gradients.size, "%lld gradients to be rounded, memory for %lld is reserved",
                   static_cast<long long>(count), static_cast<long long>(bf16_gradients.size));
-        ops::round_gradients(bf16_gradients.data, x, count, nccl_stream.stream);
+        ops::round_gradients(bf16_gradients.data, x, count, nccl_stream);
         return bf16_gradients.data;
     }
 
     void sum_all(void* x, int64_t count, ncclDataType_t type) {
-        complete("ncclAllReduce",
-                 [&] { return ncclAllReduce(x, x, size_t(count), type, ncclSum, nccl, nccl_stream.stream); });
+        complete("ncclAllReduce", [&] { return ncclAllReduce(x, x, size_t(count), type, ncclSum, nccl, nccl_stream); });
     }
     void sum_shards(const void* x, void* own, int64_t own_count, ncclDataType_t type) {
         complete("ncclReduceScatter",
-                 [&] { return ncclReduceScatter(x, own, size_t(own_count), type, ncclSum, nccl, nccl_stream.stream); });
+                 [&] { return ncclReduceScatter(x, own, size_t(own_count), type, ncclSum, nccl, nccl_stream); });
     }
 
     Ticket all_reduce(float* x, int64_t count, GradDtype dtype, Stream after) override {
@@ -322,7 +319,7 @@ struct NcclComm : Comm {
         return start(after, [&] {
             if (dtype == GradDtype::fp32) return sum_all(x, count, ncclFloat);
             sum_all(round(x, count), count, ncclBfloat16);
-            ops::widen_gradients(x, bf16_gradients.data, count, nccl_stream.stream);
+            ops::widen_gradients(x, bf16_gradients.data, count, nccl_stream);
         });
     }
     Ticket reduce_scatter(float* x, int64_t count, GradDtype dtype, Stream after) override {
@@ -332,7 +329,7 @@ struct NcclComm : Comm {
             if (dtype == GradDtype::fp32) return sum_shards(x, x + at, own, ncclFloat);
             bf16* const all = round(x, count);
             sum_shards(all, all + at, own, ncclBfloat16);
-            ops::widen_gradients(x + at, all + at, own, nccl_stream.stream);
+            ops::widen_gradients(x + at, all + at, own, nccl_stream);
         });
     }
     using Comm::all_reduce;  // activations in fp32 are summed like gradients
@@ -351,21 +348,20 @@ struct NcclComm : Comm {
         bytes_sent += (world_size - 1) * own;
         const char* from = static_cast<char*>(x) + rank * own;
         return start(after, [&] {
-            complete("ncclAllGather",
-                     [&] { return ncclAllGather(from, x, size_t(own), ncclInt8, nccl, nccl_stream.stream); });
+            complete("ncclAllGather", [&] { return ncclAllGather(from, x, size_t(own), ncclInt8, nccl, nccl_stream); });
         });
     }
     Ticket broadcast(void* x, int64_t bytes, int from, Stream after) override {
         return start(after, [&] {
             complete("ncclBroadcast",
-                     [&] { return ncclBroadcast(x, x, size_t(bytes), ncclInt8, from, nccl, nccl_stream.stream); });
+                     [&] { return ncclBroadcast(x, x, size_t(bytes), ncclInt8, from, nccl, nccl_stream); });
         });
     }
 
     void connect() override {
         if (watchdog) watchdog->at_each_look(look);
         const int64_t sent = bytes_sent, made = calls;
-        const Stream stream = nccl_stream.stream;
+        const Stream stream = nccl_stream;
         const DeviceBuffer<float> x(int64_t(1 << 20) * world_size, "the first collectives");
         fill_zero(x.data, x.bytes(), stream);
         for (const int64_t count : {int64_t(world_size), x.size}) {
@@ -396,9 +392,9 @@ struct NcclComm : Comm {
     std::vector<T> gather_host(const std::vector<T>& own) {
         const int64_t count = int64_t(own.size());
         DeviceBuffer<T> all(count * world_size, "messages");
-        copy_to_device(all.data + rank * count, own.data(), count * int64_t(sizeof(T)), nccl_stream.stream);
-        all_gather(all.data, all.bytes(), nccl_stream.stream);
-        wait_for_stream(nccl_stream.stream);
+        copy_to_device(all.data + rank * count, own.data(), count * int64_t(sizeof(T)), nccl_stream);
+        all_gather(all.data, all.bytes(), nccl_stream);
+        wait_for_stream(nccl_stream);
         return to_host(all.data, all.size);
     }
 };

@@ -121,13 +121,12 @@ static int supervise(std::vector<pid_t> processes, bool mpirun, const sigset_t& 
             if (pid > 0) kill(pid, number);
     };
     int exit_code = 0;
-    bool asked = false;
+    bool told = false;
     for (size_t running = processes.size(); running > 0;) {
         int number = 0, status = 0;
         sigwait(&signals, &number);
         if (number == SIGALRM) signal_all(SIGKILL);
-        if (number != SIGALRM && number != SIGCHLD)
-            signal_all(mpirun && !std::exchange(asked, true) ? SIGUSR1 : number);
+        if (number != SIGALRM && number != SIGCHLD) signal_all(mpirun && !std::exchange(told, true) ? SIGUSR1 : number);
         for (size_t i = 0; i < processes.size(); i++) {
             if (processes[i] == 0 || waitpid(processes[i], &status, WNOHANG) <= 0) continue;
             processes[i] = 0;
@@ -160,8 +159,7 @@ int spawn_processes(int count, char** argv) {
 
 static int count_ranks(int ranks) {
     const bool cpu = device_memory_is_host();
-    ENSURE(ranks > 0 || !cpu,
-           "--ranks all takes every GPU, and this is the program for the CPU: give a number of ranks");
+    ENSURE(ranks > 0 || !cpu, "--ranks all takes every GPU, but this program is for the CPU: give a number of ranks");
     const int gpus = cpu ? 0 : device_count(), count = ranks < 0 ? gpus : ranks;
     ENSURE(cpu || count <= gpus, "--ranks %d, but there %s on this machine (CUDA_VISIBLE_DEVICES chooses them)", count,
            gpus == 1 ? "is 1 GPU" : format("are %d GPUs", gpus).c_str());
