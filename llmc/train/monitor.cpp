@@ -1,6 +1,5 @@
 #include "train/monitor.h"
 
-#include <inttypes.h>
 #include <xxhash.h>
 
 #include <algorithm>
@@ -127,7 +126,7 @@ static uint64_t hash_of_device(const void* data, int64_t bytes, Stream stream) {
 }
 
 void check_replicas(const Groups& groups, const void* weights, int64_t bytes, int64_t step, Stream stream) {
-    const std::string own = format("%016" PRIx64 " %s", hash_of_device(weights, bytes, stream), host_name().c_str());
+    const std::string own = hex(hash_of_device(weights, bytes, stream)) + " " + host_name();
     const std::vector<std::string> all = groups.world.all_gather_text(own);
     const size_t tp = size_t(groups.tp.world_size);
     for (size_t first = 0; first < tp; first++) {  // the ranks first, first + tp, ... must have the same weights

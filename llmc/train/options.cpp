@@ -263,8 +263,7 @@ static std::vector<std::pair<std::string, std::string>> read_toml(const std::str
         const bool is_text = line[0] == '"' || line[0] == '\'';
         std::string value = is_text ? take_text(line, where) : CLI::detail::trim_copy(line.substr(0, line.find('#')));
         CLI::detail::trim(line);
-        if (is_text && !line.empty() && line[0] != '#')
-            fail(EXIT_BAD_DATA, "%s: more follows the value", where.c_str());
+        if (is_text && !line.empty() && line[0] != '#') fail(EXIT_BAD_DATA, "%s: text after the value", where.c_str());
         if (!is_text && isdigit(value[0])) std::erase(value, '_');
         if (value.find('\0') != value.npos) fail(EXIT_BAD_DATA, "%s: has a zero byte", where.c_str());
         items.emplace_back(name, value);
@@ -378,7 +377,7 @@ std::string Parser::unknown(const std::string& name) const {
 }
 
 std::string Parser::help_text(const std::string& program) const {
-    const std::string p = message_text(program);
+    const std::string p = message_text(program.substr(program.rfind('/') + 1));
     const char* inputs = o.command == Command::tokenize       ? " INPUT...    files, or folders of them,"
                          : o.command == Command::export_model ? " DIR FILE.gguf    a model as --init has it,"
                                                               : "";
@@ -532,8 +531,7 @@ static void check_export(Options& o) {
 
 static void check_eval(const Options& o) {
     const int given = !o.val_data.empty() + !o.task.empty() + !o.text.empty();
-    ENSURE(given > 0,
-           "--val-data is missing: quote a pattern of token shards to evaluate on, or give --task or --text");
+    ENSURE(given > 0, "--val-data is missing: quote a pattern of token shards to evaluate, or give --task or --text");
     ENSURE(given == 1, "--val-data, --task and --text are three things to evaluate on; give one");
     ENSURE(!o.task.empty() || (o.rows.empty() && !o.prepend_eot), "--rows and --prepend-eot need --task FILE");
     ENSURE(!o.text.empty() || o.stride == 0, "--stride needs --text FILE");
@@ -551,8 +549,7 @@ Options parse_options(int argc, const char* const* argv) {
     const int skip = std::min(argc, first == command_names[int(o.command)] ? 2 : 1);
     parser.read_command_line(argc - skip, argv + skip);
     if (parser.help->count() + parser.version->count() > 0) {
-        o.answer =
-            parser.help->count() > 0 ? parser.help_text(program.substr(program.rfind('/') + 1)) : version() + "\n";
+        o.answer = parser.help->count() > 0 ? parser.help_text(program) : version() + "\n";
         o.command = Command::help;
         return o;
     }

@@ -16,29 +16,27 @@ constexpr int64_t MOST_TOKENS = 1 << 20, MOST_TOKENS_ON_CPU = 1 << 12;
 
 // Advises on a global batch that is not a multiple of the tokens of one micro-step on all ranks: a smaller micro-batch
 // that divides it, and the nearest multiple.
-static std::string advise_batch(int micro_batch, int64_t rows_tokens, int64_t global_batch_tokens) {
-    const int64_t step_tokens = micro_batch * rows_tokens,
-                  steps = (global_batch_tokens + step_tokens / 2) / step_tokens;
+static std::string advise_batch(int micro_batch, int64_t row_tokens, int64_t global_batch) {
+    const int64_t step_tokens = micro_batch * row_tokens, steps = (global_batch + step_tokens / 2) / step_tokens;
     const std::string nearest = "--global-batch " + std::to_string(std::max<int64_t>(1, steps) * step_tokens);
     for (int B = micro_batch - 1; B > 0; B--)
-        if (global_batch_tokens % (B * rows_tokens) == 0) return format("--micro-batch %d, or %s", B, nearest.c_str());
+        if (global_batch % (B * row_tokens) == 0) return format("--micro-batch %d, or %s", B, nearest.c_str());
     return nearest;
 }
 
-BatchPlan plan_batch(int micro_batch, int seq_len, int64_t global_batch_tokens, int world_size, bool is_default) {
-    const int64_t rows_tokens = int64_t(seq_len) * world_size, step_tokens = micro_batch * rows_tokens;
-    if (global_batch_tokens == 0) global_batch_tokens = step_tokens;
-    ENSURE(global_batch_tokens % step_tokens == 0,
+BatchPlan plan_batch(int micro_batch, int seq_len, int64_t global_batch, int world_size, bool is_default) {
+    const int64_t row_tokens = int64_t(seq_len) * world_size, step_tokens = micro_batch * row_tokens;
+    if (global_batch == 0) global_batch = step_tokens;
+    ENSURE(global_batch % step_tokens == 0,
            "%s--global-batch %lld is not a multiple of %lld tokens = --micro-batch %d x --seq-len %d x %s; try %s",
-           is_default ? "the default " : "", static_cast<long long>(global_batch_tokens),
-           static_cast<long long>(step_tokens), micro_batch, seq_len, counted(world_size, "rank").c_str(),
-           advise_batch(micro_batch, rows_tokens, global_batch_tokens).c_str());
-    const int64_t micro_steps = global_batch_tokens / step_tokens;
+           is_default ? "the default " : "", static_cast<long long>(global_batch), static_cast<long long>(step_tokens),
+           micro_batch, seq_len, counted(world_size, "rank").c_str(),
+           advise_batch(micro_batch, row_tokens, global_batch).c_str());
+    const int64_t micro_steps = global_batch / step_tokens;
     ENSURE(micro_steps <= std::numeric_limits<int>::max(),
            "--global-batch %lld takes %s micro-steps of %lld tokens; at most 2,147,483,647 are supported",
-           static_cast<long long>(global_batch_tokens), with_commas(micro_steps).c_str(),
-           static_cast<long long>(step_tokens));
-    return {micro_batch, seq_len, world_size, int(micro_steps), global_batch_tokens};
+           static_cast<long long>(global_batch), with_commas(micro_steps).c_str(), static_cast<long long>(step_tokens));
+    return {micro_batch, seq_len, world_size, int(micro_steps), global_batch};
 }
 
 // ---- memory
@@ -64,8 +62,7 @@ std::vector<MemoryItem> training_memory(Dtype dtype, const GPT2Config& config, c
                                         MemoryOptions options) {
     std::vector<MemoryItem> items = with_dtype(dtype, [&]<class floatX>(floatX) {
         std::vector<MemoryItem> items = model_memory<floatX>(config, Purpose::train, batch.B, batch.T, options);
-        for (const MemoryItem& item : optimizer_memory<floatX>(config, options, batch.world_size))
-            items.push_back(item);
+        for (const auto& item : optimizer_memory<floatX>(config, options, batch.world_size)) items.push_back(item);
         return items;
     });
     const ParamLayout layout(config);
@@ -84,10 +81,10 @@ int64_t device_bytes(const std::vector<MemoryItem>& items, bool own_memory) {
     return total;
 }
 
-int largest_micro_batch(Dtype dtype, const GPT2Config& config, int seq_len, int64_t global_batch_tokens, int world_size,
+int largest_micro_batch(Dtype dtype, const GPT2Config& config, int seq_len, int64_t global_batch, int world_size,
                         MemoryOptions options, int64_t available, bool own_memory) {
     const int shares = std::max(world_size, options.virtual_ranks);  // ranks that share a step, in whole micro-batches
-    const int64_t sequences = global_batch_tokens / (int64_t(seq_len) * shares);
+    const int64_t sequences = global_batch / (int64_t(seq_len) * shares);
     const auto bytes = [&](int B) {
         return device_bytes(training_memory(dtype, config, plan_batch(B, seq_len, 0, world_size), options), own_memory);
     };
@@ -99,7 +96,7 @@ int largest_micro_batch(Dtype dtype, const GPT2Config& config, int seq_len, int6
            advise_memory(dtype, config, plan_batch(1, seq_len, 0, world_size), options, available).c_str());
     int largest = 1;
     for (int B = 2; fits(B); B++)
-        if (global_batch_tokens == 0 || (B <= sequences && sequences % B == 0)) largest = B;
+        if (global_batch == 0 || (B <= sequences && sequences % B == 0)) largest = B;
     return largest;
 }
 
@@ -148,8 +145,7 @@ static int64_t activations_sent(Dtype dtype, const GPT2Config& config, const Opt
     const int64_t element = dtype == Dtype::fp32 ? 4 : 2, tokens = int64_t(batch.B) * batch.T;
     const int64_t in_layer = o.sequence_parallel ? 4 + 6 : 2 * (2 + 2), in_model = o.sequence_parallel ? 4 : 2 * 2;
     const int64_t again = o.recompute == "layer" ? (config.L - 1) * int64_t(o.sequence_parallel ? 3 : 2) : 0;
-    const int64_t partials =
-        tokens * 2 * int64_t(sizeof(float)) * n;  // partial results of cross entropy, from every rank
+    const int64_t partials = tokens * 2 * 4 * n;  // fp32 results of cross entropy, from every rank
     return (config.L * in_layer + again + in_model) * one_pass(tokens * config.C * element, n) + one_pass(partials, n);
 }
 
@@ -216,13 +212,13 @@ static MeasuredStep run_steps(const GPT2Config& config, int B, int T, MemoryOpti
     if (stdout_is_terminal()) show(1);
     const OwnedStream own;
     GPT2<floatX> model(config, Purpose::train, B, T, options);
-    model.stream = own.stream;
+    model.stream = own;
     Comm single_rank;  // its collectives do nothing
     if (options.tensor.count > 1) model.tensor_ranks = &single_rank;
     Optimizer<floatX> optimizer(model, {}, options);
     if (!device_memory_is_host()) init_weights(optimizer, 42);  // a GPU is faster with zeros
     optimizer.weights_loaded();
-    const DeviceBuffer<int> tokens = random_tokens(int64_t(B) * T + 1, config.V, own.stream);
+    const DeviceBuffer<int> tokens = random_tokens(int64_t(B) * T + 1, config.V, own);
     std::vector<double> micro_steps, updates;
     model.on_wait_for_weights = [&](int) {
         if (seconds_now() - start > most_seconds) throw TooSlow();

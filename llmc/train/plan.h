@@ -34,8 +34,7 @@ struct BatchPlan {
 // Divides the global batch into micro-steps; 0 is one micro-batch on each rank. Refuses a number that is not a multiple
 // of the tokens of one micro-step on all ranks; the error shows the arithmetic, options that keep the number, and the
 // nearest multiple. is_default: the user did not give the global batch, and the error says so.
-BatchPlan plan_batch(int micro_batch, int seq_len, int64_t global_batch_tokens, int world_size,
-                     bool is_default = false);
+BatchPlan plan_batch(int micro_batch, int seq_len, int64_t global_batch, int world_size, bool is_default = false);
 
 // ---- memory
 
@@ -52,7 +51,7 @@ int64_t device_bytes(const std::vector<MemoryItem>& items, bool own_memory = !de
 // Returns the largest micro-batch that divides the global batch (any size if that is 0) and needs at most `available`
 // bytes of the device. Refuses if not even one sequence fits. On the CPU the micro-batch is also limited to
 // the size beyond which training is not faster, and a tenth of the memory is left to other programs.
-int largest_micro_batch(Dtype dtype, const GPT2Config& config, int seq_len, int64_t global_batch_tokens, int world_size,
+int largest_micro_batch(Dtype dtype, const GPT2Config& config, int seq_len, int64_t global_batch, int world_size,
                         MemoryOptions options, int64_t available, bool own_memory = !device_memory_is_host());
 
 // Names the options that would make training fit into `available` bytes of the device: "try --recompute layer ...". It

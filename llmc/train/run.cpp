@@ -22,8 +22,6 @@
 
 using nlohmann::json;
 
-static std::string hex(uint64_t hash) { return format("%016llx", static_cast<unsigned long long>(hash)); }
-
 MemoryOptions Run::memory_options() const {
     return memory_options_of(options, groups.dp.world_size, groups.tp.shard_index);
 }
@@ -86,135 +84,133 @@ static std::set<std::string> tokenizer_folders(const std::string& pattern, const
 
 // Takes the tokenizer of --tokenizer, else that of the weights, else that beside the data. Refuses data whose tokenizer
 // is another one: the same tokens would stand for other text.
-static void find_tokenizer(RunStart& source, const Options& o) {
+static void find_tokenizer(RunStart& start, const Options& o) {
     std::vector<std::string> places;
     if (!o.tokenizer.empty()) places.push_back(o.tokenizer);
-    const std::string beside = is_directory(source.weights) ? source.weights : parent_directory(source.weights);
-    if (!source.weights.empty() && has_tokenizer(beside)) places.push_back(beside);
+    const std::string beside = is_directory(start.weights) ? start.weights : parent_directory(start.weights);
+    if (!start.weights.empty() && has_tokenizer(beside)) places.push_back(beside);
     const bool needs_one = o.command == Command::generate || o.command == Command::export_model;
     if (needs_one && places.size() > 1) places.pop_back();  // the user has chosen
     for (const std::string& folder : tokenizer_folders(o.train_data, "--train-data")) places.push_back(folder);
     for (const std::string& folder : tokenizer_folders(o.val_data, "--val-data")) places.push_back(folder);
     for (const std::string& place : places) {
         Tokenizer tokenizer = load_tokenizer(place);
-        if (source.tokenizer && !o.allow_other_tokenizer && !same_tokenizer(*source.tokenizer, tokenizer))
+        if (start.tokenizer && !o.allow_other_tokenizer && !same_tokenizer(*start.tokenizer, tokenizer))
             fail(EXIT_BAD_DATA,
                  "%s and %s hold different tokenizers, of %d and %d tokens: the same token stands for other text; "
                  "tokenize the data with the first one, or give --allow-other-tokenizer",
-                 source.tokenizer_path.c_str(), place.c_str(), source.tokenizer->vocab_size(), tokenizer.vocab_size());
-        if (source.tokenizer) continue;
-        source.tokenizer = std::move(tokenizer);
-        source.tokenizer_path = place;
+                 start.tokenizer_path.c_str(), place.c_str(), start.tokenizer->vocab_size(), tokenizer.vocab_size());
+        if (start.tokenizer) continue;
+        start.tokenizer = std::move(tokenizer);
+        start.tokenizer_path = place;
     }
 }
 
 // Weights without a tokenizer are not saved with one beside the data that has another number of tokens.
-static void leave_out_other_tokenizer(RunStart& source, const Options& o) {
-    const bool of_data = source.tokenizer && o.tokenizer.empty() && source.tokenizer_path != source.weights;
-    if (!of_data || source.tokenizer->vocab_size() == source.config.V) return;
-    source.notes.push_back(
+static void leave_out_other_tokenizer(RunStart& start, const Options& o) {
+    const bool of_data = start.tokenizer && o.tokenizer.empty() && start.tokenizer_path != start.weights;
+    if (!of_data || start.tokenizer->vocab_size() == start.config.V) return;
+    start.notes.push_back(
         format("the tokenizer %s has %d tokens, the weights %s have %d and no tokenizer: it is not used and not saved; "
                "if it is theirs, give it with --tokenizer",
-               source.tokenizer_path.c_str(), source.tokenizer->vocab_size(), source.weights.c_str(), source.config.V));
-    source.tokenizer.reset();
+               start.tokenizer_path.c_str(), start.tokenizer->vocab_size(), start.weights.c_str(), start.config.V));
+    start.tokenizer.reset();
 }
 
-void check_vocabulary(const Corpus& data, const char* option, const RunStart& source, const Options& o) {
-    if (data.vocab_size == 0 || !source.tokenizer || o.allow_other_tokenizer) return;
-    if (data.vocab_size != source.tokenizer->vocab_size())
+void check_vocabulary(const Corpus& data, const char* option, const RunStart& start, const Options& o) {
+    if (data.vocab_size == 0 || !start.tokenizer || o.allow_other_tokenizer) return;
+    if (data.vocab_size != start.tokenizer->vocab_size())
         fail(EXIT_BAD_DATA,
              "%s has shards for a vocabulary of %d tokens, but the tokenizer %s has %d; tokenize the text with that "
              "tokenizer, or give --allow-other-tokenizer",
-             option, data.vocab_size, source.tokenizer_path.c_str(), source.tokenizer->vocab_size());
+             option, data.vocab_size, start.tokenizer_path.c_str(), start.tokenizer->vocab_size());
 }
 
-static void check_model(const RunStart& source, const Options& o) {
-    const GPT2Config& config = source.config;
+static void check_model(const RunStart& start, const Options& o) {
+    const GPT2Config& config = start.config;
     check_config(config);
-    if (!source.weights.empty()) check_weights(source.weights, config);
+    if (!start.weights.empty()) check_weights(start.weights, config);
     ENSURE(o.seq_len <= config.max_T,
            "--seq-len %d is more than the %d positions that %s was trained with; give %d or less", o.seq_len,
-           config.max_T, source.weights.c_str(), config.max_T);
-    ENSURE(o.vocab_size == 0 || o.vocab_size == config.V || source.weights.empty(),
+           config.max_T, start.weights.c_str(), config.max_T);
+    ENSURE(o.vocab_size == 0 || o.vocab_size == config.V || start.weights.empty(),
            "--vocab-size %d: %s has a vocabulary of %d; give that, or leave the option out", o.vocab_size,
-           source.weights.c_str(), config.V);
-    ENSURE(!source.tokenizer || source.tokenizer->vocab_size() <= config.V,
+           start.weights.c_str(), config.V);
+    ENSURE(!start.tokenizer || start.tokenizer->vocab_size() <= config.V,
            "the tokenizer %s has %d tokens, but the model's vocabulary has %d; give the --tokenizer of the model",
-           source.tokenizer_path.c_str(), source.tokenizer->vocab_size(), config.V);
+           start.tokenizer_path.c_str(), start.tokenizer->vocab_size(), config.V);
 }
 
 // Refuses options whose shape differs from that of the resumed checkpoint.
-static void check_shape(const RunStart& source, const Options& o) {
+static void check_shape(const RunStart& start, const Options& o) {
     if (o.default_model || (o.model.empty() && o.layers == 0)) return;
     Options asked = o;
-    if (asked.vocab_size == 0) asked.vocab_size = source.config.V;
-    if (asked.seq_len == 0 && o.model.empty()) asked.seq_len = source.config.max_T;
+    if (asked.vocab_size == 0) asked.vocab_size = start.config.V;
+    if (asked.seq_len == 0 && o.model.empty()) asked.seq_len = start.config.max_T;
     const GPT2Config config = model_config(asked);
-    ENSURE(config == source.config, "%s holds a model of %s, but the options ask for %s; resume with the same options",
-           source.resume.c_str(), describe_model(source.config).c_str(), describe_model(config).c_str());
+    ENSURE(config == start.config, "%s holds a model of %s, but the options ask for %s; resume with the same options",
+           start.resume.c_str(), describe_model(start.config).c_str(), describe_model(config).c_str());
 }
 
 // Refuses an --init or a --seq-len that differs from that of the run. The same command line may start a run and resume
 // it, so an --init that the run was started with is accepted.
-static void check_resumed(const RunStart& source, const Options& o) try {
-    check_shape(source, o);
-    const json before = parse_json(read_trainer_state(source.resume).options, "the options in trainer.json");
+static void check_resumed(const RunStart& start, const Options& o) try {
+    check_shape(start, o);
+    const json before = parse_json(read_trainer_state(start.resume).options, "the options in trainer.json");
     const std::string init = before.value("init", "");
     std::error_code missing;
     ENSURE(o.init.empty() || o.default_model || init == o.init || std::filesystem::equivalent(init, o.init, missing),
            "--resume continues from %s, so the weights of --init %s would not be read; leave out --init, or start a "
            "new run from them in another --output",
-           source.resume.c_str(), o.init.c_str());
+           start.resume.c_str(), o.init.c_str());
     // get_ref refuses 1e300, which value() would convert.
     const bool has_T = before.contains("seq-len");
-    const int saved = has_T ? int(before["seq-len"].get_ref<const int64_t&>()) : o.seq_len, max_T = source.config.max_T;
+    const int saved = has_T ? int(before["seq-len"].get_ref<const int64_t&>()) : o.seq_len, max_T = start.config.max_T;
     const int T = o.seq_len ? o.seq_len : max_T, saved_T = saved ? saved : max_T;
     ENSURE(T == saved_T,
            "--seq-len %d: %s counts its position in the data in windows of %d tokens; give --seq-len %d, or start a "
            "new run from its weights with --init in another --output",
-           T, source.resume.c_str(), saved_T, saved_T);
+           T, start.resume.c_str(), saved_T, saved_T);
 } catch (const json::exception&) {
     fail(EXIT_BAD_DATA, "%s/trainer.json: an option has a value of the wrong type; the checkpoint is damaged",
-         source.resume.c_str());
+         start.resume.c_str());
 }
 
 RunStart find_training_start(const Options& o, const Comm& comm) {
-    RunStart source;
+    RunStart start;
     ENSURE(o.output.empty() || !holds_model(o.output),
            "--output %s already holds a model (config.json and model.safetensors); give another directory, such as "
            "--output %s/run, or move that model elsewhere",
            o.output.c_str(), o.output.c_str());
-    if (o.resume && is_directory(o.output))
-        source.resume = source.weights = search(find_latest, o.output, source, comm);
-    if (o.resume && source.resume.empty())
-        source.notes.push_back(o.output + " has no checkpoint yet: starting a new run");
-    if (source.weights.empty() && !o.init.empty()) resolve_init(o, source, comm);
-    if (source.weights.empty()) {
-        find_tokenizer(source, o);
-        source.config = model_config(o, source.tokenizer ? source.tokenizer->vocab_size() : 50257);
+    if (o.resume && is_directory(o.output)) start.resume = start.weights = search(find_latest, o.output, start, comm);
+    if (o.resume && start.resume.empty()) start.notes.push_back(o.output + " has no checkpoint yet: a new run starts");
+    if (start.weights.empty() && !o.init.empty()) resolve_init(o, start, comm);
+    if (start.weights.empty()) {
+        find_tokenizer(start, o);
+        start.config = model_config(o, start.tokenizer ? start.tokenizer->vocab_size() : 50257);
     } else {
-        const HFConfig config = read_hf_config(source.weights);
-        source.config = config.model;
-        source.end_of_text = config.end_of_text;
-        if (!source.resume.empty()) check_resumed(source, o);
-        find_tokenizer(source, o);
-        leave_out_other_tokenizer(source, o);
+        const HFConfig config = read_hf_config(start.weights);
+        start.config = config.model;
+        start.end_of_text = config.end_of_text;
+        if (!start.resume.empty()) check_resumed(start, o);
+        find_tokenizer(start, o);
+        leave_out_other_tokenizer(start, o);
     }
-    check_model(source, o);
-    return source;
+    check_model(start, o);
+    return start;
 }
 
 RunStart find_trained_model(const Options& o, bool need_tokenizer, const Comm& comm) {
-    RunStart source;
-    resolve_init(o, source, comm);
-    for (const std::string& line : source.notes)
+    RunStart start;
+    resolve_init(o, start, comm);
+    for (const std::string& line : start.notes)
         if (comm.rank == 0) print_message("warning: " + line);
-    source.config = read_hf_config(source.weights).model;
-    find_tokenizer(source, o);
-    if (need_tokenizer && !source.tokenizer)
-        fail(EXIT_NO_INPUT, "%s has no tokenizer; give one with --tokenizer", source.weights.c_str());
-    check_model(source, o);
-    return source;
+    start.config = read_hf_config(start.weights).model;
+    find_tokenizer(start, o);
+    if (need_tokenizer && !start.tokenizer)
+        fail(EXIT_NO_INPUT, "%s has no tokenizer; give one with --tokenizer", start.weights.c_str());
+    check_model(start, o);
+    return start;
 }
 
 // ---- options that depend on the model, the data and the ranks
@@ -276,20 +272,21 @@ static std::string describe_program() {
     return version() + (device_memory_is_host() ? " for the CPU" : " for GPUs") + ", sources " + SOURCES_CHECKSUM;
 }
 
-void check_same(const std::vector<std::string>& rank_infos) {
+std::vector<json> check_same(const std::vector<std::string>& rank_infos) {
     const std::set<std::string> may_differ = {"host", "CPU_ISA", "build", "--quiet", "--trace", "--config"};
-    const json first = parse_json_object(rank_infos[0], "rank 0");
-    for (size_t rank = 1; rank < rank_infos.size(); rank++) {
-        const json other = parse_json_object(rank_infos[rank], "another rank");
+    std::vector<json> ranks;
+    for (const std::string& info : rank_infos) {
+        const json& other = ranks.emplace_back(parse_json_object(info, "a rank"));
         // Backwards: different data say more than different options, whose names begin with a dash.
-        for (auto field = first.rbegin(); field != first.rend(); ++field) {
+        for (auto field = ranks[0].rbegin(); field != ranks[0].rend(); ++field) {
             const std::string name = field.key(), here = json_text(*field),
                               there = other.contains(name) ? json_text(other[name]) : "nothing";
             ENSURE(there == here || may_differ.contains(name),
-                   "rank %zu differs from rank 0: %s %s there, %s on rank 0", rank, name.c_str(), there.c_str(),
-                   here.c_str());
+                   "rank %zu differs from rank 0: %s %s there, %s on rank 0", ranks.size() - 1, name.c_str(),
+                   there.c_str(), here.c_str());
         }
     }
+    return ranks;
 }
 
 void check_same_command(Comm& comm, Command command) {
@@ -303,17 +300,13 @@ void check_same_command(Comm& comm, Command command) {
 static std::vector<json> compare(Comm& comm, const Options& o, json own) {
     const json options = parse_json_object(options_json(o), "the options");
     for (const auto& [name, value] : options.items()) own["--" + name] = value;
-    const std::vector<std::string> texts = comm.all_gather_text(json_text(own));
-    check_same(texts);
-    std::vector<json> ranks;
-    for (const std::string& text : texts) ranks.push_back(parse_json_object(text, "a rank"));
-    return ranks;
+    return check_same(comm.all_gather_text(json_text(own)));
 }
 
-void compare_ranks(Comm& comm, const Options& o, const RunStart& source, const Corpus* data) {
+void compare_ranks(Comm& comm, const Options& o, const RunStart& start, const Corpus* data) {
     compare(comm, o,
             {{"program", describe_program()},
-             {"weights", source.weights},
+             {"weights", start.weights},
              {"validation data", data ? hex(data->fingerprint) : ""}});
 }
 

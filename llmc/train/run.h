@@ -56,7 +56,7 @@ RunStart find_training_start(const Options& options, const Comm& comm);
 RunStart find_trained_model(const Options& options, bool need_tokenizer, const Comm& comm);
 
 // Refuses shards of another vocabulary size than that of the tokenizer. option: where the data come from.
-void check_vocabulary(const Corpus& data, const char* option, const RunStart& source, const Options& options);
+void check_vocabulary(const Corpus& data, const char* option, const RunStart& start, const Options& options);
 
 // Plans a step on world_size ranks, local_ranks of them on this host. Sets --micro-batch auto to the largest that fits
 // the free memory of every rank in `groups`. Refuses options that do not fit the model or the number of ranks.
@@ -66,7 +66,7 @@ void check_tokens_at_once(int B, int T);
 void check_tensor_parallel(const Options& options, const GPT2Config& config, int T, int world_size);
 
 // Refuses ranks of generate and eval that differ in options, weights or data (null without data).
-void compare_ranks(Comm& comm, const Options& options, const RunStart& source, const Corpus* data);
+void compare_ranks(Comm& comm, const Options& options, const RunStart& start, const Corpus* data);
 // Compares the rank_infos, one JSON object per rank. Of those fields that all ranks must have in common, the error
-// (EXIT_USAGE) names the first that differs, and the first rank that differs from rank 0.
-void check_same(const std::vector<std::string>& rank_infos);
+// (EXIT_USAGE) names the first that differs, and the first rank that differs from rank 0. Returns the objects.
+std::vector<nlohmann::json> check_same(const std::vector<std::string>& rank_infos);

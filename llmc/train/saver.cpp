@@ -27,10 +27,6 @@ std::string describe_disk(const Options& o, int64_t checkpoint_bytes) {
     return text;
 }
 
-static int64_t copy_bytes(const ParamLayout& layout, int num_slots) {
-    return num_slots * layout.total * int64_t(sizeof(float));
-}
-
 // ---- writing, on rank 0
 
 // Returns README.md of a checkpoint, as the Hub shows it.
@@ -140,13 +136,13 @@ Saver<floatX>::~Saver() {
 template <class floatX>
 std::string Saver<floatX>::allocate_copy() {
     const int num_slots = 1 + int(STATE_NAMES.size());
-    const int64_t bytes = copy_bytes(optimizer.full_layout, num_slots), free = host_bytes_free();
+    const int64_t slot_bytes = optimizer.full_layout.total * int64_t(sizeof(float));
+    const int64_t bytes = num_slots * slot_bytes, free = host_bytes_free();
     if (bytes > free / 2)
         return format("a copy of the state takes %s, and %s are free", human_bytes(bytes).c_str(),
                       human_bytes(free).c_str());
     try {
-        while (int(copy.size()) < num_slots)
-            copy.push_back(static_cast<float*>(host_allocate(copy_bytes(optimizer.full_layout, 1))));
+        while (int(copy.size()) < num_slots) copy.push_back(static_cast<float*>(host_allocate(slot_bytes)));
         return "";
     } catch (const Error& error) {
         for (float* slot : copy) host_free(slot);

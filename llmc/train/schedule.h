@@ -20,11 +20,6 @@ inline Schedule make_schedule(const std::string& name, double peak, double final
     static constexpr const char* names[] = {"constant", "linear", "cosine", "wsd"};
     const auto found = std::find(std::begin(names), std::end(names), name);
     ENSURE(found != std::end(names), "--schedule %s is not known; give cosine, linear, constant or wsd", name.c_str());
-    ENSURE(peak >= 0 && std::isfinite(peak), "--lr %g must be a finite number, 0 or more", peak);
-    ENSURE(final_fraction >= 0 && final_fraction <= 1, "--final-lr-fraction %g must be between 0 and 1",
-           final_fraction);
-    ENSURE(steps >= 1 && warmup >= 0 && warmup <= steps, "--warmup %lld does not fit into a run of %lld steps",
-           static_cast<long long>(warmup), static_cast<long long>(steps));
     return {Decay(found - std::begin(names)), peak, final_fraction, warmup, steps};
 }
 

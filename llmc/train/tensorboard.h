@@ -57,8 +57,7 @@ inline std::string event_of_line(double wall_time, const std::string& line) {
     std::string values;
     for (const auto& [name, value] : object.items()) {
         const std::string tag = kind + "/" + task + (task.empty() ? "" : "/") + name;
-        if (value.is_number() && name != "step")
-            values += field(1, field(1, tag) + "\x15" + bytes_of(value.get<float>()));
+        if (value.is_number() && name != "step") values += field(1, field(1, tag) + "\x15" + bytes_of(float(value)));
     }
     return record(wall_time, object.value("step", int64_t(0)), field(5, values));
 }

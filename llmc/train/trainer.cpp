@@ -76,14 +76,6 @@ static void time_algorithms(GPT2<floatX>& model, Log& log) {
                     problem.c_str()));
 }
 
-// Called by all ranks before the first step.
-template <class floatX>
-static void choose_algorithms(GPT2<floatX>& model, const Run& run, Log& log) {
-    if (device_memory_is_host()) return;
-    if (run.is_rank0()) time_algorithms(model, log);
-    share_algorithms(run.groups.world);
-}
-
 // ---- the start
 
 static DataLoaderConfig loader_config(const Run& run, Stream stream, bool validation) {
@@ -97,8 +89,7 @@ static DataLoaderConfig loader_config(const Run& run, Stream stream, bool valida
     config.max_windows = validation ? windows_of(o.val_tokens, run.batch.T) : 0;
     config.seed = o.seed;
     config.windows_per_step = run.batch.tokens_per_step / run.batch.T;
-    if (o.zero >= 2 && !validation)
-        config.parts = std::max(o.deterministic_ranks, config.world_size) / config.world_size;
+    if (o.zero >= 2 && !validation) config.parts = std::max(1, o.deterministic_ranks / config.world_size);
     return config;
 }
 
@@ -118,8 +109,7 @@ static double bytes_per_token(const Run& run, int64_t windows) {
             if (tokens[t] != end_of_text && tokens[t] < int(texts.size())) bytes += int64_t(texts[tokens[t]].size());
     }
     double sum = 0.0;
-    for (const std::string& of_rank : run.groups.world.all_gather_text(std::to_string(bytes)))
-        sum += std::stod(of_rank);
+    for (const std::string& count : run.groups.world.all_gather_text(std::to_string(bytes))) sum += std::stod(count);
     return sum / (double(windows) * T);
 }
 
@@ -127,24 +117,24 @@ template <class floatX>
 Trainer<floatX>::Trainer(const Run& run, Log& log)
     : run(run),
       log(log),
-      loader(loader_config(run, stream.stream, false), run.data.train),
+      loader(loader_config(run, stream, false), run.data.train),
       model(run.start.config, Purpose::train, run.batch.B, run.batch.T, run.memory_options()),
       optimizer(model, optimizer_config(run.options), run.memory_options(), run.groups, grad_dtype(run.options)) {
     const Options& o = run.options;
     if (!run.data.val.shards.empty())
-        val_loader = std::make_unique<DataLoader>(loader_config(run, stream.stream, true), run.data.val);
+        val_loader = std::make_unique<DataLoader>(loader_config(run, stream, true), run.data.val);
     if (run.groups.tp.world_size > 1) model.tensor_ranks = &run.groups.tp;
-    model.stream = stream.stream;
+    model.stream = stream;
     outliers.skip_nan = o.on_nan == "skip";
     outliers.z = o.spike_z;
     load_state();
     if (val_loader && run.start.tokenizer) state.val_bytes = bytes_per_token(run, val_loader->num_windows);
-    if (o.autotune == "on" && state.step < o.steps) {
-        optimizer.weights.finish();  // rank 0 reads them in there, without on_wait_for_weights
-        choose_algorithms(model, run, log);
+    if (!device_memory_is_host() && o.autotune == "on" && state.step < o.steps) {
+        optimizer.weights.finish();  // rank 0 reads them without on_wait_for_weights
+        if (run.is_rank0()) time_algorithms(model, log);
+        share_algorithms(run.groups.world);
     }
-    if (const std::string attention = model.prepare_attention(); !attention.empty())
-        log.note("attention: " + attention);
+    if (const std::string backend = model.prepare_attention(); !backend.empty()) log.note("attention: " + backend);
     if (state.step > 0) loader.seek(state.position);
     state.seed = o.seed;
     state.options = options_json(o);
@@ -172,15 +162,11 @@ void Trainer<floatX>::load_state() {
 
 // ---- a step
 
-static void set_step(Comm& world, int64_t step) {
-    if (world.watchdog) world.watchdog->step = step;
-}
-
 // The device measures the time of a step, from the end of the step before. The host sees an end late, because it is
 // busy with the launches of the next step.
 template <class floatX>
 void Trainer<floatX>::start_clock(int64_t step) {
-    set_step(run.groups.world, step);
+    if (run.groups.world.watchdog) run.groups.world.watchdog->step = step;
     record_event(results[(step + 2) % 3].done, model.stream);
     clock = {seconds_now(), loader.wait_seconds, run.groups.exposed(run.groups.waits()), run.groups.bytes_sent()};
 }
@@ -189,9 +175,9 @@ void Trainer<floatX>::start_clock(int64_t step) {
 template <class floatX>
 MicroStep Trainer<floatX>::micro_step(int n) {
     run.groups.world.reached("micro-step", n);
-    const int virtual_ranks = optimizer.gradients.local_virtual_ranks(),
-              each = run.batch.grad_accum_steps / virtual_ranks;
+    const int virtual_ranks = optimizer.gradients.local_virtual_ranks();
     if (model.shard_gradients) return {n % virtual_ranks, 0, true};
+    const int each = run.batch.grad_accum_steps / virtual_ranks;
     return {n / each, n % each, n % each + 1 == each};
 }
 
@@ -216,7 +202,7 @@ void Trainer<floatX>::queue_results(int64_t step) {
     copy_to_host(r.values.statuses, optimizer.gradients.rank_statuses(),
                  run.groups.world.world_size * int64_t(sizeof(RankStatus)), model.stream);
     record_event(r.done, model.stream);
-    set_step(run.groups.world, step + 1);
+    if (run.groups.world.watchdog) run.groups.world.watchdog->step = step + 1;
 }
 
 template <class floatX>
@@ -268,19 +254,6 @@ void Trainer<floatX>::finish_step(int64_t step) {
     state.step = step + 1;
     state.position += loader.config.windows_per_step;
     state.tokens += run.batch.tokens_per_step;
-}
-
-template <class floatX>
-void Trainer<floatX>::finish_steps() {
-    const int64_t next = state.step;
-    finish_step(next);
-    finish_step(next + 1);
-}
-
-// With ZeRO-3 each rank has a shard of its own.
-template <class floatX>
-bool Trainer<floatX>::has_replicas() const {
-    return run.groups.dp.world_size > 1 && !optimizer.weights.sharded();
 }
 
 template <class floatX>

@@ -102,8 +102,13 @@ struct Trainer {
     // Waits for the results of a step, if they are pending, logs them, and counts the step in `state`. All ranks finish
     // the same steps at the same point, so that they come to the same decisions.
     void finish_step(int64_t step);
-    void finish_steps();        // all pending steps
-    bool has_replicas() const;  // whether other ranks have the same weights
+    void finish_steps() {  // all pending steps
+        const int64_t next = state.step;
+        finish_step(next);
+        finish_step(next + 1);
+    }
+    // Whether other ranks have the same weights. With ZeRO-3 each rank has a shard of its own.
+    bool has_replicas() const { return run.groups.dp.world_size > 1 && !optimizer.weights.sharded(); }
     void check_replicas(int64_t step);
     void validate(int64_t step);
     void sample(int64_t step);

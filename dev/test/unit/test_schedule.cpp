@@ -61,12 +61,6 @@ TEST_CASE("the schedules between their ends, and steps beyond the end, which kee
     CHECK(learning_rate(s, int64_t(1) << 60) == learning_rate(s, 9));
 }
 
-TEST_CASE("unknown schedules and impossible values are refused") {
-    const auto refused = [](const char* name, double peak, double final_fraction, int64_t warmup) {
-        return refusal([&] { make_schedule(name, peak, final_fraction, warmup, 10); });
-    };
-    CHECK(refused("cosin", 1e-3, 0.1, 0).starts_with("2 --schedule cosin is not known"));
-    CHECK(refused("cosine", 1e-3, 0.1, 11).starts_with("2 --warmup 11 does not fit"));
-    CHECK(refused("cosine", NAN, 0.1, 0).starts_with("2 --lr "));
-    CHECK(refused("cosine", 1e-3, 1.1, 0).starts_with("2 --final-lr-fraction "));
+TEST_CASE("unknown schedules are refused") {
+    CHECK(refusal([] { make_schedule("cosin", 1e-3, 0.1, 0, 10); }).starts_with("2 --schedule cosin is not known"));
 }
