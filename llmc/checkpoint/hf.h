@@ -71,9 +71,6 @@ FileSum write_tensors(const std::string& path, const ParamLayout& layout, const 
 void read_tensors(const Safetensors& file, const TensorGroup& group, const ParamLayout& layout,
                   const TensorWriter& write);
 
-// Refuses NaN and infinity in a tensor (EXIT_BAD_DATA).
-void check_finite(const std::string& path, const std::string& tensor, const float* values, int64_t count);
-
 // Loads weights only (slot WEIGHTS) from any Hugging Face GPT-2 directory: model.safetensors or the files of its index;
 // names with "transformer.", "module." and "_orig_mod."; F32, BF16 or F16. Ignores causal masks, and an lm_head that
 // equals wte. Refuses (EXIT_BAD_DATA) a tensor that is missing, unexpected, of a wrong shape or not finite.
@@ -81,8 +78,6 @@ void load_weights(const std::string& dir, const ParamLayout& layout, const Tenso
 // Refuses the same missing, unexpected and wrong tensors before any memory is taken: only the header is read.
 void check_weights(const std::string& dir, const GPT2Config& config);
 
-// llm.c's model files (llmc_bin.cpp). is_llmc_model: whether the path is a file with their magic number. Another
-// version, unsupported sizes, and a file that is not as long as its header says are refused (EXIT_BAD_DATA).
+// Whether the path is a file with the magic number of llm.c's models. The functions above refuse (EXIT_BAD_DATA)
+// another version, unsupported sizes, and a file that is not as long as its header says.
 bool is_llmc_model(const std::string& path);
-GPT2Config read_llmc_config(const std::string& path);
-void load_llmc_weights(const std::string& path, const ParamLayout& layout, const TensorWriter& write);
