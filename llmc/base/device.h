@@ -1,7 +1,6 @@
 // device.h: memory, copies, streams and events of the device (a GPU or the CPU). One declaration for both backends,
 // cuda/device.cu and cpu/device.cpp. On the CPU, device memory is host memory and calls are synchronous.
 #pragma once
-#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -119,9 +118,9 @@ void copy_to_host(void* host, const void* device, int64_t bytes, Stream stream);
 void copy_on_device(void* to, const void* from, int64_t bytes, Stream stream);
 void fill_zero(void* device, int64_t bytes, Stream stream);
 
-// Scratch memory, shared by all operations (they run one after another). device_reserve_scratch makes the scratch
-// memory at least `bytes` large; call it before training starts. device_scratch returns the memory, and grows it only
-// if nothing was reserved (tests).
+// Scratch memory, shared by all operations (they run one after another). device_reserve_scratch makes it at least
+// `bytes` large; call it before training starts. device_scratch returns it, and grows it only if none was reserved
+// (tests).
 void device_reserve_scratch(int64_t bytes);
 void* device_scratch(int64_t bytes);
 

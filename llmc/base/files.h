@@ -57,8 +57,8 @@ struct FileLock {
     int fd = -1;
     bool held = false;  // false: this file system has no locks, so nothing is locked
 
-    // Makes the file, with the name of this process. Refuses (EXIT_CANNOT_CREATE) a file that another process has
-    // locked, and names that process.
+    // Makes the file, with this process's name. Refuses (EXIT_CANNOT_CREATE) one that another process has locked, by
+    // name.
     explicit FileLock(const std::string& path);
     FileLock(const FileLock&) = delete;
     ~FileLock();  // removes the file

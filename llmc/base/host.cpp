@@ -146,8 +146,7 @@ AddressSpace address_space() {
 }
 
 int64_t host_bytes_left() {
-    const int64_t memory = 1024 * number_in("/proc/meminfo", "MemAvailable:", INT64_MAX / 1024);
-    return std::min(memory, control_groups().available);
+    return std::min(1024 * number_in("/proc/meminfo", "MemAvailable:", INT64_MAX / 1024), control_groups().available);
 }
 
 int64_t host_bytes_free(int processes) {

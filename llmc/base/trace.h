@@ -9,8 +9,7 @@
 
 constexpr int TRACE_STEPS = 20;  // steps after which the recording ends
 
-// Begins the recording in FILE, on rank 3 of several in FILE.rank3. Fails (EXIT_CANNOT_CREATE) if the file cannot be
-// created, or exists and is no trace.
+// Begins the recording in FILE, on rank 3 in FILE.rank3. Fails (EXIT_CANNOT_CREATE) if it exists and is no trace.
 void open_trace(const std::string& path, int rank, int world_size);
 bool trace_is_open();
 // Writes an event of this thread. The times are those of seconds_now(). number: -1: none.

@@ -4,12 +4,10 @@
 #include <unistd.h>
 #include <xxhash.h>
 
-#include <algorithm>
 #include <cinttypes>
 #include <cmath>
 #include <cstdio>
 #include <limits>
-#include <map>
 
 #include "base/files.h"
 #include "base/json.h"
@@ -154,8 +152,7 @@ static void check_free_space(const std::string& output, int64_t needed) {
              human_bytes(needed - free).c_str());
 }
 
-// Renames the directories of later steps. They belong to an abandoned run that had continued from an earlier step here,
-// and a resume must not take them for the newest.
+// Renames later directories: they belong to an abandoned run, and a resume must not take them for the newest.
 static void set_aside_later(const std::string& output, int64_t step, const Warn& warn) {
     for (const auto& [later, dir] : list_checkpoints(output)) {
         if (later <= step) continue;

@@ -81,8 +81,7 @@ void for_each_read(const ParamLayout& layout, const CheckpointFormat& format,
 // Bytes that a save will write. The tokenizer counts as 128 bytes per token of the vocabulary (GPT-2's files take 72).
 int64_t checkpoint_bytes(const ParamLayout& layout, const CheckpointFormat& format);
 
-// Removes what an interrupted save left behind. Call it only in a run that writes to OUTPUT, before it starts. Returns
-// a line to print for each leftover.
+// Removes what an interrupted save left. Call it only in a run that writes to OUTPUT. Returns a line for each leftover.
 std::vector<std::string> remove_leftovers(const std::string& output);
 
 // Called for each part of a file that was read.

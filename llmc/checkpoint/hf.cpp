@@ -14,6 +14,7 @@
 #include "base/json.h"
 
 using nlohmann::json;
+using nlohmann::ordered_json;
 
 // ---- config.json
 
@@ -101,49 +102,43 @@ HFConfig parse_hf_config(const std::string& text, const std::string& path) {
 }
 
 // The id of <|endoftext|>; null if it is outside of the vocabulary, because its id is then unknown.
-static std::string end_of_text_json(const HFConfig& config) {
-    return config.end_of_text >= config.model.V ? "null" : std::to_string(config.end_of_text);
+static ordered_json end_of_text_json(const HFConfig& config) {
+    return config.end_of_text >= config.model.V ? ordered_json() : ordered_json(config.end_of_text);
 }
 
 // Dropouts are 0, as in this program's training, so that fine-tuning elsewhere continues the same model.
 std::string hf_config_json(const HFConfig& config, const std::string& torch_dtype) {
     const GPT2Config& model = config.model;
-    const std::string end_of_text = end_of_text_json(config);
-    return format(R"({
-  "architectures": [
-    "GPT2LMHeadModel"
-  ],
-  "model_type": "gpt2",
-  "vocab_size": %d,
-  "n_positions": %d,
-  "n_ctx": %d,
-  "n_embd": %d,
-  "n_layer": %d,
-  "n_head": %d,
-  "n_inner": null,
-  "activation_function": "gelu_new",
-  "layer_norm_epsilon": 1e-05,
-  "initializer_range": 0.02,
-  "resid_pdrop": 0.0,
-  "embd_pdrop": 0.0,
-  "attn_pdrop": 0.0,
-  "scale_attn_weights": true,
-  "scale_attn_by_inverse_layer_idx": false,
-  "reorder_and_upcast_attn": false,
-  "bos_token_id": %s,
-  "eos_token_id": %s,
-  "use_cache": true,
-  "tie_word_embeddings": true,
-  "torch_dtype": "%s"
-}
-)",
-                  model.V, model.max_T, model.max_T, model.C, model.L, model.NH, end_of_text.c_str(),
-                  end_of_text.c_str(), torch_dtype.c_str());
+    const ordered_json end_of_text = end_of_text_json(config);
+    const ordered_json out = {{"architectures", ordered_json::array({"GPT2LMHeadModel"})},
+                              {"model_type", "gpt2"},
+                              {"vocab_size", model.V},
+                              {"n_positions", model.max_T},
+                              {"n_ctx", model.max_T},
+                              {"n_embd", model.C},
+                              {"n_layer", model.L},
+                              {"n_head", model.NH},
+                              {"n_inner", nullptr},
+                              {"activation_function", "gelu_new"},
+                              {"layer_norm_epsilon", 1e-05},
+                              {"initializer_range", 0.02},
+                              {"resid_pdrop", 0.0},
+                              {"embd_pdrop", 0.0},
+                              {"attn_pdrop", 0.0},
+                              {"scale_attn_weights", true},
+                              {"scale_attn_by_inverse_layer_idx", false},
+                              {"reorder_and_upcast_attn", false},
+                              {"bos_token_id", end_of_text},
+                              {"eos_token_id", end_of_text},
+                              {"use_cache", true},
+                              {"tie_word_embeddings", true},
+                              {"torch_dtype", torch_dtype}};
+    return out.dump(2) + "\n";
 }
 
 std::string hf_generation_config_json(const HFConfig& config) {
-    const std::string end_of_text = end_of_text_json(config);
-    return format("{\n  \"bos_token_id\": %s,\n  \"eos_token_id\": %s\n}\n", end_of_text.c_str(), end_of_text.c_str());
+    const ordered_json end_of_text = end_of_text_json(config);
+    return ordered_json({{"bos_token_id", end_of_text}, {"eos_token_id", end_of_text}}).dump(2) + "\n";
 }
 
 // ---- tensors
@@ -283,8 +278,7 @@ void read_tensors(const Safetensors& file, const TensorGroup& group, const Param
         find_tensor(file, group.prefix + hf_name(p, l), layout, p);
     });
     for_each_tensor(layout, [&](Param p, int l) {
-        const TensorInfo& tensor = find_tensor(file, group.prefix + hf_name(p, l), layout, p);
-        read_param(file, tensor, layout, p, memory, transposed);
+        read_param(file, find_tensor(file, group.prefix + hf_name(p, l), layout, p), layout, p, memory, transposed);
         write(memory.data(), group.slot, p, l);
     });
 }

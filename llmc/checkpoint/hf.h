@@ -66,8 +66,8 @@ using TensorGroups = std::vector<TensorGroup>;
 std::vector<TensorInfo> list_tensors(const ParamLayout& layout, const TensorGroups& groups, const char* dtype);
 FileSum write_tensors(const std::string& path, const ParamLayout& layout, const TensorGroups& groups, const char* dtype,
                       const TensorView& view, const Metadata& metadata);
-// Refuses a missing tensor or a wrong shape (EXIT_BAD_DATA) before the first call of `write`, and a NaN or infinite
-// value before the call for its tensor.
+// Refuses (EXIT_BAD_DATA) missing tensors and wrong shapes before `write` is called, and a NaN or infinity before its
+// call.
 void read_tensors(const Safetensors& file, const TensorGroup& group, const ParamLayout& layout,
                   const TensorWriter& write);
 

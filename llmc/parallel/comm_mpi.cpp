@@ -220,9 +220,8 @@ struct MpiGroup {
         const auto begin = [&](int64_t at, int slot) {
             const int64_t n = std::min(chunk, count - at);
             const int bytes = int(n) * int(sizeof(Sent));
-            const Sent* sent = rounded<Sent>(give + at, n);
             MPI_CHECK(MPI_Irecv(received[slot], bytes, MPI_BYTE, partner, 0, comm, &requests[slot][0]));
-            MPI_CHECK(MPI_Isend(sent, bytes, MPI_BYTE, partner, 0, comm, &requests[slot][1]));
+            MPI_CHECK(MPI_Isend(rounded<Sent>(give + at, n), bytes, MPI_BYTE, partner, 0, comm, &requests[slot][1]));
         };
         constexpr bool ahead = std::is_same_v<Sent, Element>;  // there is one rounding buffer only
         if (count > 0) begin(0, 0);
@@ -246,8 +245,7 @@ struct MpiGroup {
         }
     }
 
-    // Sums over the ranks, sent as type Sent. x: `count` elements; this rank's shard becomes the sum. prompt: as
-    // finish.
+    // Sums over ranks, sent as type Sent. x: `count` elements; this rank's shard becomes the sum. prompt: see finish.
     template <class Sent, class Element>
     void reduce_shards(Element* x, int64_t count, bool prompt) {
         if (uses_halving()) return reduce_by_halving<Sent>(x, count, prompt);

@@ -170,8 +170,8 @@ struct NcclComm : Comm {
         }
     }
 
-    // Called by the watchdog's thread. An error to which the training thread has not come for some seconds ends the
-    // process: a launch blocks that thread.
+    // Called by the watchdog's thread. An error that the training thread has not seen for seconds, as a launch blocks,
+    // ends the process.
     static void look() {
         static int looks = 0;
         const std::unique_lock lock(in_nccl, std::try_to_lock);

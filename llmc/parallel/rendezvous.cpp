@@ -128,8 +128,7 @@ static std::vector<int> ports_of(const Launch& launch) {
     return ports;
 }
 
-// Calls use(socket, address) for a new socket of each address of the host, until one returns true. Returns that socket,
-// or sets the reason.
+// Calls use(socket, address) with new sockets for the host's addresses until it is true. Returns that, or sets reason.
 template <class Use>
 static Socket first_socket(const std::string& host, int port, std::string& reason, const Use& use) {
     addrinfo hints = {}, *found = nullptr;

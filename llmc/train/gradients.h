@@ -25,8 +25,7 @@ struct RankStatus {
 };
 static_assert(sizeof(RankStatus) == 2 * sizeof(float), "an all-reduce of floats gathers the statuses");
 
-// A rank's shard of a bucket: elements begin .. begin + count of a flat buffer. In a buffer that has this rank's shards
-// alone, it starts at element `at`.
+// A rank's shard of a bucket: elements begin .. begin + count of a flat buffer, or at .. of the rank's shards alone.
 struct BucketShard {
     int64_t begin, count, at;
 };

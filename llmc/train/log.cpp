@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -159,8 +158,7 @@ void Log::append(const std::string& object) {
     if (options.tensorboard) append(events, tensorboard::event_of_line(wall_time(), object));
 }
 
-// Whether a line of an earlier start stays in the log of a run that resumes from a checkpoint. The run repeats the
-// steps, validations and samples from that step on.
+// Whether a line of an earlier start stays in the log of a resumed run, which repeats all from resume_step on.
 static bool stays(const std::string& line, int64_t resume_step) {
     char kind[16];
     long long step;

@@ -46,11 +46,10 @@ struct Stragglers {
     double all_ms = 0.0;
     int steps = 0, silent = 0;
 
-    // Counts a step that took step_ms. Returns a warning if one rank held up the others in the last STEPS steps; else
-    // an empty string. statuses: one for each rank.
+    // Counts a step that took step_ms. Returns a warning if one rank held up the others in the last STEPS steps, or "".
+    // statuses: of all ranks.
     std::string add(const RankStatus* statuses, int world_size, double step_ms);
 };
 
-// Called by all ranks. Ends the run (EXIT_WEIGHTS_DIFFER) if data-parallel ranks have different weights, and names the
-// ranks that differ from the majority.
+// All ranks call it. Ends the run (EXIT_WEIGHTS_DIFFER) if data-parallel ranks' weights differ, and names the minority.
 void check_replicas(const Groups& groups, const void* weights, int64_t bytes, int64_t step, Stream stream);

@@ -1,6 +1,5 @@
 #include "train/optimizer.h"
 
-#include <algorithm>
 #include <cstring>
 #include <numeric>
 #include <type_traits>
@@ -143,8 +142,7 @@ void Optimizer<floatX>::weights_loaded() {
     }
 }
 
-// Returns a whole tensor of fp32 state, on the rank of shard 0. With shards, the other ranks broadcast theirs of the
-// tensor into the memory of the tensor's gradient.
+// Returns a whole tensor of fp32 state, on the rank of shard 0. The other ranks broadcast theirs into its gradient.
 template <class floatX>
 const float* Optimizer<floatX>::gather_state(const float* from, Param p, int l) {
     const int64_t offset = model.layout.offset(p, l), size = model.layout.size(p);
@@ -209,9 +207,9 @@ void Optimizer<floatX>::get_shard(float* values, Slot slot, Param p, int l) {
     if constexpr (std::is_same_v<floatX, float>)
         if (slot == WEIGHTS) from = weights.shard.data;
     if (from) {
-        const float* whole_tensor = gather_state(from, p, l);
+        from = gather_state(from, p, l);
         if (!values) return;
-        copy_to_host(values, whole_tensor, size * int64_t(sizeof(float)), model.stream);
+        copy_to_host(values, from, size * int64_t(sizeof(float)), model.stream);
         return wait_for_stream(model.stream);
     }
     weights.wait(model.layout.bucket_of(p, l));

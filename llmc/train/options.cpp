@@ -397,8 +397,8 @@ std::string Parser::help_text(const std::string& program) const {
            "\n  -h,--help, --version\nA value in [] is the default. --name VALUE and --name=VALUE are the same.\n";
 }
 
-// Returns the arguments as CLI11 takes them, from the last to the first. "--name=" becomes "--name" and "": CLI11 would
-// take the next argument for the value.
+// Returns the arguments as CLI11 takes them, from the last to the first. "--name=" becomes "--name" and "", else CLI11
+// takes the next.
 static std::vector<std::string> reversed(Parser& p, const char* const* begin, const char* const* end) {
     std::vector<std::string> arguments;
     for (const char* const* at = begin; at < end; at++) {
@@ -440,8 +440,7 @@ void Parser::read_command_line(int argc, const char* const* argv) {
     }
     if (y->count() > 0) o.resume = number<int>("-y", y->results().back()) > 0;
     for (const std::string& extra : app.remaining()) {
-        const bool is_option = extra.size() > 1 && extra[0] == '-';
-        ENSURE(!is_option, "%s", unknown(extra.substr(0, extra.find('='))).c_str());
+        ENSURE(extra.size() < 2 || extra[0] != '-', "%s", unknown(extra.substr(0, extra.find('='))).c_str());
         ENSURE(has_inputs, "unexpected argument '%s'; %s (see --help)", extra.c_str(),
                extra.ends_with(".bin") ? "quote a pattern of shards, so that the shell leaves it as it is"
                                        : "a command comes first, values follow their option");

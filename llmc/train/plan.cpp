@@ -1,7 +1,6 @@
 #include "train/plan.h"
 
 #include <algorithm>
-#include <vector>
 
 #include "base/random.h"
 #include "data/dataloader.h"
@@ -14,8 +13,7 @@
 // as with 8,192, and 3 to 20 % slower with 512.
 constexpr int64_t MOST_TOKENS = 1 << 20, MOST_TOKENS_ON_CPU = 1 << 12;
 
-// Advises on a global batch that is not a multiple of the tokens of one micro-step on all ranks: a smaller micro-batch
-// that divides it, and the nearest multiple.
+// Advises on a global batch that micro-steps do not divide: a smaller micro-batch that does, and the nearest multiple.
 static std::string advise_batch(int micro_batch, int64_t row_tokens, int64_t global_batch) {
     const int64_t step_tokens = micro_batch * row_tokens, steps = (global_batch + step_tokens / 2) / step_tokens;
     const std::string nearest = "--global-batch " + std::to_string(std::max<int64_t>(1, steps) * step_tokens);
@@ -90,12 +88,11 @@ int largest_micro_batch(Dtype dtype, const GPT2Config& config, int seq_len, int6
     };
     const int64_t most_tokens = own_memory ? MOST_TOKENS : MOST_TOKENS_ON_CPU;
     const int64_t most_bytes = own_memory ? available : available - available / 10;
-    const auto fits = [&](int B) { return int64_t(B) * seq_len <= most_tokens && bytes(B) <= most_bytes; };
     ENSURE(bytes(1) <= available, "--micro-batch auto: one sequence of %d tokens needs %s, but only %s are free; %s",
            seq_len, human_bytes(bytes(1)).c_str(), human_bytes(available).c_str(),
            advise_memory(dtype, config, plan_batch(1, seq_len, 0, world_size), options, available).c_str());
     int largest = 1;
-    for (int B = 2; fits(B); B++)
+    for (int B = 2; int64_t(B) * seq_len <= most_tokens && bytes(B) <= most_bytes; B++)
         if (global_batch == 0 || (B <= sequences && sequences % B == 0)) largest = B;
     return largest;
 }
@@ -103,8 +100,7 @@ int largest_micro_batch(Dtype dtype, const GPT2Config& config, int seq_len, int6
 std::string advise_memory(Dtype dtype, const GPT2Config& config, const BatchPlan& batch, MemoryOptions options,
                           int64_t available) {
     const auto fits = [&](int B) {
-        const BatchPlan smaller = {B, batch.T, batch.world_size, 1, 0};
-        return device_bytes(training_memory(dtype, config, smaller, options)) <= available;
+        return device_bytes(training_memory(dtype, config, {B, batch.T, batch.world_size, 1, 0}, options)) <= available;
     };
     if (fits(batch.B)) return "";
     // CPU ranks share the memory of their machine, so more of them on it do not help.

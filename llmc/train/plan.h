@@ -70,8 +70,7 @@ int64_t sent_bytes(Dtype dtype, const GPT2Config& config, const Options& options
 // Returns random tokens below V, for a step whose result does not matter.
 DeviceBuffer<int> random_tokens(int64_t count, int V, Stream stream);
 
-// Trains a step of one small layer, so that the GPU's libraries and kernels allocate their memory before the free
-// memory is measured. Does nothing on the CPU.
+// Trains a step of one small layer, so that the GPU's libraries and kernels allocate before free memory is measured.
 void load_libraries(Dtype dtype, const GPT2Config& config);
 
 struct MeasuredStep {

@@ -10,7 +10,6 @@
 #include <nlohmann/json.hpp>
 
 #include "base/common.h"
-#include "base/files.h"
 #include "base/host.h"
 #include "base/json.h"
 #include "base/print.h"

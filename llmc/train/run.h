@@ -48,8 +48,8 @@ Run prepare_run(const Options& options, const Launch& launch, Comm& world, Dtype
 void check_same_command(Comm& comm, Command command);
 
 // Finds where train and plan start: --resume, else --init, else the shape that the options ask for. The tokenizer is
-// --tokenizer, or the one in the directory of the weights, or the one beside the data. Data of another tokenizer are
-// refused, unless --allow-other-tokenizer is given.
+// --tokenizer, or the one in the directory of the weights, or the one beside the data. Refuses data of another, without
+// --allow-other-tokenizer.
 RunStart find_training_start(const Options& options, const Comm& comm);
 // Finds the model of generate and eval: --init is a Hugging Face directory, a checkpoint, or a run's output directory,
 // of which the newest checkpoint is used; rank 0 warns of damaged ones. need_tokenizer: refuses a model without one.

@@ -131,8 +131,7 @@ Saver<floatX>::~Saver() {
     for (float* slot : copy) host_free(slot);
 }
 
-// Returns why there is no memory for the copy; empty: there is. As many bytes must stay free, because files are
-// written through the file cache.
+// Returns why there is no memory for the copy; empty: there is. As many bytes must stay free for the file cache.
 template <class floatX>
 std::string Saver<floatX>::allocate_copy() {
     const int num_slots = 1 + int(STATE_NAMES.size());
