@@ -22,10 +22,8 @@
 #include "commands/commands.h"
 #include "model/gpt2.h"
 #include "parallel/launch.h"
-#include "parallel/spawn.h"
 #include "train/run.h"
 #include "train/saver.h"
-#include "train/stop.h"
 #include "train/trainer.h"
 
 // One optimizer step on grad_accum_steps micro-batches. The host queues it, and on a GPU waits for nothing. Returns

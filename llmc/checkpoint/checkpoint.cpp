@@ -159,8 +159,7 @@ static void set_aside_later(const std::string& output, int64_t step, const Warn&
         std::string aside = dir + ".stale";
         for (int i = 2; path_exists(aside); i++) aside = format("%s.stale%d", dir.c_str(), i);
         rename_path(dir, aside);
-        if (warn)
-            warn(format("%s: belongs to a later step than this run's; renamed to %s", dir.c_str(), aside.c_str()));
+        if (warn) warn(format("%s: belongs to a later step than the run's; renamed to %s", dir.c_str(), aside.c_str()));
     }
 }
 
@@ -245,8 +244,7 @@ static void verify_file(const std::string& dir, const std::string& name, const j
     // Compared first, because the checksum of a file that has grown may take hours.
     if (const int64_t bytes = InputFile(file).size; size != bytes)
         bad_state(file, format("has %s bytes, not %s", with_commas(bytes).c_str(), json_text(size).c_str()));
-    if (hash != hex(checksum_file(file, progress).xxh3))
-        bad_state(file, "its checksum does not match what was written");
+    if (hash != hex(checksum_file(file, progress).xxh3)) bad_state(file, "its checksum does not match what was saved");
 }
 
 // Returns the list of files in trainer.json.

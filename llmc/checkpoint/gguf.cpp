@@ -20,7 +20,6 @@ struct GGUFType {
     int64_t block, bytes;    // elements and bytes of a block
     float limit;             // the smallest value that would become infinite
 };
-}  // namespace
 
 constexpr GGUFType f32 = {"f32", 0, 0, 1, 4, INFINITY}, f16 = {"f16", 1, 1, 1, 2, 65520},
                    bfloat = {"bf16", 30, 32, 1, 2, INFINITY}, q8_0 = {"q8_0", 8, 7, QUANTS, 2 + QUANTS, 65520.0f * 127};
@@ -28,14 +27,13 @@ constexpr GGUFType f32 = {"f32", 0, 0, 1, 4, INFINITY}, f16 = {"f16", 1, 1, 1, 2
 // ---- tensors
 
 // The part after "blk.N." for a layer's tensors.
-static constexpr const char* gguf_names[] = {
+constexpr const char* gguf_names[] = {
     "token_embd.weight", "position_embd.weight", "output_norm.weight", "output_norm.bias",
     "attn_qkv.weight",   "attn_output.weight",   "ffn_up.weight",      "ffn_down.weight",
     "attn_norm.weight",  "attn_norm.bias",       "attn_qkv.bias",      "attn_output.bias",
     "ffn_norm.weight",   "ffn_norm.bias",        "ffn_up.bias",        "ffn_down.bias"};
 static_assert(std::size(gguf_names) == NUM_PARAMS);
 
-namespace {
 struct GGUFTensor {
     std::string name;
     GGUFType type;
@@ -44,9 +42,8 @@ struct GGUFTensor {
     int64_t bytes() const { return rows * cols / type.block * type.bytes; }
     int64_t padding() const { return round_up(bytes(), ALIGNMENT) - bytes(); }
 };
-}  // namespace
 
-static GGUFTensor gguf_tensor(const ParamLayout& layout, Param p, int l, const GGUFType& wanted) {
+GGUFTensor gguf_tensor(const ParamLayout& layout, Param p, int l, const GGUFType& wanted) {
     const ParamSpec& spec = param_table[p];
     const int rows = dim_size(layout.config, spec.rows), cols = layout.cols(p);
     const bool stays = p == wpe || spec.rows == Dim::one;
@@ -58,7 +55,7 @@ static GGUFTensor gguf_tensor(const ParamLayout& layout, Param p, int l, const G
 }
 
 // Rounds to nearest, ties to even, without branches, so that loops are vectorized. |x| is below f16.limit.
-static inline uint16_t half_bits(float x) {
+inline uint16_t half_bits(float x) {
     const uint32_t u = std::bit_cast<uint32_t>(x), magnitude = u & 0x7fffffff;
     // Below 2^-14 half has steps of 2^-24, as float has from 0.5 to 1: the addition rounds to them.
     const uint32_t small = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000;
@@ -67,7 +64,7 @@ static inline uint16_t half_bits(float x) {
 }
 
 // As gguf.quants of llama.cpp: the scale is max/127; quotients are rounded half away from zero.
-static void quantize_block(uint8_t* out, const float* x) {
+void quantize_block(uint8_t* out, const float* x) {
     float largest = 0;
     for (int i = 0; i < QUANTS; i++) largest = std::max(largest, std::fabs(x[i]));
     const float scale = largest / 127;
@@ -82,7 +79,7 @@ static void quantize_block(uint8_t* out, const float* x) {
 }
 
 // Converts whole blocks.
-static void convert(uint16_t* out, const GGUFType& type, const float* x, int64_t count) {
+void convert(uint16_t* out, const GGUFType& type, const float* x, int64_t count) {
     uint8_t* blocks = reinterpret_cast<uint8_t*>(out);
     if (type.id == f32.id) std::memcpy(out, x, size_t(count) * 4);
     if (type.id == f16.id)
@@ -93,7 +90,7 @@ static void convert(uint16_t* out, const GGUFType& type, const float* x, int64_t
         for (int64_t i = 0; i < count / QUANTS; i++) quantize_block(blocks + i * q8_0.bytes, x + i * QUANTS);
 }
 
-static void write_tensor(OutputFile& file, const GGUFTensor& tensor, const std::string& weights, const float* x) {
+void write_tensor(OutputFile& file, const GGUFTensor& tensor, const std::string& weights, const float* x) {
     uint16_t out[CHUNK * 2];
     float largest = 0;
     for (int64_t at = 0; at < tensor.rows * tensor.cols; at += CHUNK) {
@@ -110,7 +107,6 @@ static void write_tensor(OutputFile& file, const GGUFTensor& tensor, const std::
 
 // ---- the header
 
-namespace {
 // Bytes of the header. A string has its length before it.
 struct Bytes {
     std::string bytes;
@@ -138,10 +134,9 @@ struct Bytes {
         for (const T& value : list) put(value);
     }
 };
-}  // namespace
 
-static void add_metadata(Bytes& out, const std::string& name, const GPT2Config& config,
-                         const GGUFVocabulary& vocabulary, const GGUFType& type) {
+void add_metadata(Bytes& out, const std::string& name, const GPT2Config& config, const GGUFVocabulary& vocabulary,
+                  const GGUFType& type) {
     out.add("general.architecture", std::string("gpt2"));
     out.add("general.type", std::string("model"));
     out.add("general.name", name);
@@ -163,7 +158,7 @@ static void add_metadata(Bytes& out, const std::string& name, const GPT2Config& 
 }
 
 // Magic, version, counts, keys and values, then the tensors' names, shapes, types and offsets.
-static std::string make_header(const Bytes& metadata, const std::vector<GGUFTensor>& tensors) {
+std::string make_header(const Bytes& metadata, const std::vector<GGUFTensor>& tensors) {
     Bytes out = {"GGUF"};
     out.put(3u), out.put(uint64_t(tensors.size())), out.put(metadata.keys);
     out.bytes += metadata.bytes;
@@ -178,6 +173,8 @@ static std::string make_header(const Bytes& metadata, const std::vector<GGUFTens
     out.bytes.resize(round_up<size_t>(out.bytes.size(), ALIGNMENT));
     return out.bytes;
 }
+
+}  // namespace
 
 std::string write_gguf(const std::string& path, const std::string& weights, const GPT2Config& config,
                        const GGUFVocabulary& vocabulary, const std::string& type_name) {

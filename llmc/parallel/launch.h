@@ -1,5 +1,5 @@
-// launch.h: finds this process's rank, the number of ranks and the address of rank 0 in the environment, which mpirun,
-// torchrun or srun sets. A user can set torchrun's variables by hand.
+// launch.h: starts ranks on this machine, and finds this process's rank, the number of ranks and the address of rank 0
+// in the environment, which mpirun, torchrun or srun sets. A user can set torchrun's variables by hand.
 //
 // Errors are EXIT_USAGE: numbers out of range, launchers that contradict each other, and a launcher that started
 // several processes without telling them so. Such processes would be N copies of one run that write the same files.
@@ -38,3 +38,14 @@ std::string first_host(const std::string& slurm_list);
 
 // Writes the reason of a failure to torchrun's file for it. Ignores errors, and does nothing without torchrun.
 void write_error_file(const std::string& message);
+
+// --ranks N|all starts the ranks of a run on this machine (spawn.cpp). CPU ranks are started by mpirun, a child
+// process. GPU ranks are child processes with the variables that torchrun sets. If one fails, the others get SIGTERM
+// and in ten seconds SIGKILL. This process passes signals on to all; mpirun gets SIGUSR1, which it passes on, then the
+// signal. On Linux the ranks get SIGTERM if this process is killed.
+//
+// ranks: -1 is one for each visible GPU. Returns when all ranks have ended: the exit code of the rank that failed
+// first, else EXIT_PREEMPTED if one has stopped. Call it before any thread exists.
+int spawn_ranks(int ranks, char** argv);
+// Does the same for ranks that are child processes, on any device.
+int spawn_processes(int count, char** argv);

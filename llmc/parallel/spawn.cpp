@@ -1,4 +1,4 @@
-#include "parallel/spawn.h"
+#include "parallel/launch.h"
 
 #include <fcntl.h>
 #include <sys/wait.h>

@@ -5,7 +5,6 @@
 
 #include "ops/ops.h"
 
-constexpr int SUMS = 3;                                         // elements of GradReducer::sums
 constexpr int64_t STATUS = sizeof(RankStatus) / sizeof(float);  // floats
 
 // Number of partial sums that a rank stores: one for each tree height below the height of its own whole tree.
@@ -74,7 +73,7 @@ int64_t row_sums_bytes(const ParamLayout& layout) {
 int64_t gradient_sum_bytes(const ParamLayout& layout, int virtual_ranks, int data_parallel, bool sequence_parallel) {
     return int64_t(sizeof(float)) * (count_subtree_sums(virtual_ranks / data_parallel) * layout.total +
                                      count_step_stats(layout, virtual_ranks, data_parallel * layout.shard.count) +
-                                     (sequence_parallel ? count_over_rows(layout) : 0) + SUMS);
+                                     (sequence_parallel ? count_over_rows(layout) : 0) + GradReducer::SUMS);
 }
 
 int64_t largest_bucket(const ParamLayout& layout) {
@@ -94,8 +93,6 @@ GradReducer::GradReducer(const Groups& groups, const ParamLayout& layout, GradSh
       loss(loss),
       stream(stream),
       step_stats(count_step_stats(layout, sharding.virtual_ranks, groups.world.world_size), "losses and norms"),
-      sums(SUMS, "loss and norm"),
-      host_statuses(static_cast<RankStatus*>(host_allocate(2 * sizeof(RankStatus)))),
       tickets(layout.num_buckets()),
       over_rows(sharding.sequence_parallel ? count_over_rows(layout) : 0, "gradients of LayerNorm and biases"),
       shard(sharding.shard_gradients ? layout.total / sharding.shards : 0, "this rank's shard of the gradients"),

@@ -83,8 +83,9 @@ struct GradReducer {
     // (4 + buckets, virtual ranks) losses, sums of squares of each bucket, and room for the RankStatus of each rank. A
     // rank writes its own elements and leaves zeros in the others, so that an all-reduce gathers them.
     DeviceBuffer<float> step_stats;
-    DeviceBuffer<float> sums;   // loss, squares, squares of a part of a bucket
-    RankStatus* host_statuses;  // (2): one for even and one for odd steps
+    static constexpr int SUMS = 3;
+    DeviceBuffer<float> sums = {SUMS, "loss and norm"};  // loss, squares, squares of a part of a bucket
+    RankStatus* host_statuses = static_cast<RankStatus*>(host_allocate(2 * sizeof(RankStatus)));  // even and odd steps
     int64_t steps = 0;
     std::vector<Comm::Ticket> tickets;  // one per bucket
     DeviceBuffer<float> over_rows;      // with sequence parallelism: gradients to be summed over rows

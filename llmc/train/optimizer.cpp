@@ -89,7 +89,6 @@ Optimizer<floatX>::Optimizer(GPT2<floatX>& model, OptimizerConfig config, Memory
       master(master_elements<floatX>(model.layout, options), "fp32 master weights (--master-weights, --zero)"),
       m(model.layout.total / options.shards, "the optimizer's moments (--zero)"),
       v(model.layout.total / options.shards, "the optimizer's moments (--zero)"),
-      stats(2, "gradient norm"),
       chunk(options.tensor.count > 1 ? CHUNK : 0, "a tensor of another tensor-parallel rank") {
     if (options.shards > 1) model.on_wait_for_weights = [this](int bucket) { weights.wait(bucket); };
 }

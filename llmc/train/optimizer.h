@@ -80,7 +80,7 @@ struct Optimizer {
     ParamGather<floatX> weights;  // the model waits for it before it reads weights
     DeviceBuffer<float> master;   // (layout.total / shards); empty if there are no separate master weights
     DeviceBuffer<float> m, v;     // (layout.total / shards): means of the gradients and of their squares
-    DeviceBuffer<float> stats;    // norm, factor
+    DeviceBuffer<float> stats = {2, "gradient norm"};  // norm, factor
 
     // options: those of the model. groups: by default a single rank.
     Optimizer(GPT2<floatX>& model, OptimizerConfig config, MemoryOptions options = {},

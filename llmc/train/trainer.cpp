@@ -1,8 +1,14 @@
 #include "train/trainer.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <atomic>
+#include <cerrno>
 #include <cmath>
+#include <csignal>
 #include <cstdlib>
+#include <string_view>
 #include <utility>
 
 #include "base/common.h"
@@ -11,7 +17,45 @@
 #include "infer/eval.h"
 #include "infer/generate.h"
 #include "infer/tasks.h"
-#include "train/stop.h"
+
+// ---- signals
+
+static std::atomic<double> first_signal = 0.0;  // seconds_now(); 0: there was none
+static_assert(std::atomic<double>::is_always_lock_free, "a signal handler may use lock-free atomics only");
+static bool announces;
+
+static void write_line(std::string_view text) {  // a handler may not call printf
+    [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, text.data(), text.size());
+}
+
+static void on_signal(int number) {
+    const int saved_errno = errno;
+    const double now = seconds_now();
+    double first = 0.0;
+    if (first_signal.compare_exchange_strong(first, now)) {
+        if (announces)
+            write_line(
+                "\nstopping: the run leaves this step after a micro-step and saves; a second signal ends it at once\n");
+    } else if (now - first >= 1.0) {  // a terminal and a launcher may both pass on one Ctrl-C
+        write_line("\nended by a second signal: the steps since the last checkpoint are lost\n");
+        signal(number, SIG_DFL);
+        raise(number);  // delivered when this function returns
+    }
+    errno = saved_errno;
+}
+
+void stop_on_signals(bool announce) {
+    announces = announce;
+    struct sigaction action = {}, before = {};
+    action.sa_handler = on_signal;
+    action.sa_flags = SA_RESTART;
+    for (const int number : {SIGTERM, SIGINT, SIGUSR1}) {
+        sigaction(number, nullptr, &before);
+        if (before.sa_handler != SIG_IGN) sigaction(number, &action, nullptr);
+    }
+}
+
+bool stop_requested() { return first_signal != 0.0; }
 
 // ---- algorithms of matmuls and attention on a GPU, chosen by timing (--autotune)
 
@@ -254,14 +298,6 @@ void Trainer<floatX>::finish_step(int64_t step) {
     state.step = step + 1;
     state.position += loader.config.windows_per_step;
     state.tokens += run.batch.tokens_per_step;
-}
-
-template <class floatX>
-void Trainer<floatX>::check_replicas(int64_t step) {
-    run.groups.world.reached("comparison of weights");
-    optimizer.weights.finish();
-    const DeviceBuffer<floatX>& weights = model.weights.memory;
-    ::check_replicas(run.groups, weights.data, weights.bytes(), step, model.stream);
 }
 
 // --patience: saves a validation better than all before, and ends the run after too many others. A resumed run repeats

@@ -12,6 +12,13 @@
 #include "train/optimizer.h"
 #include "train/run.h"
 
+// Asks the run to stop at a signal from now on: SIGTERM, SIGINT or SIGUSR1, which schedulers send as a notice, apart
+// from those that the caller ignores, as a shell script does with SIGINT in commands that it starts with &. After the
+// first signal, training leaves its step between two micro-steps, saves, and ends with EXIT_PREEMPTED. A second signal
+// ends the process at once. announce: print a line on stderr at the first signal; set it on rank 0 only.
+void stop_on_signals(bool announce);
+bool stop_requested();
+
 // Results of a step, which the device copies to the host asynchronously.
 struct StepResults {
     struct Values {
@@ -109,7 +116,11 @@ struct Trainer {
     }
     // Whether other ranks have the same weights. With ZeRO-3 each rank has a shard of its own.
     bool has_replicas() const { return run.groups.dp.world_size > 1 && !optimizer.weights.sharded(); }
-    void check_replicas(int64_t step);
+    void check_replicas(int64_t step) {
+        run.groups.world.reached("comparison of weights");
+        optimizer.weights.finish();
+        ::check_replicas(run.groups, model.weights.memory.data, model.weights.memory.bytes(), step, model.stream);
+    }
     void validate(int64_t step);
     void sample(int64_t step);
     void start_clock(int64_t step);  // step: the next one

@@ -1,7 +1,7 @@
 // test_spawn.cpp: tests --ranks N for ranks that are child processes: their variables, exit codes, a rank that ignores
 // SIGTERM, and a signal to the parent. The ranks are shell commands. test_gpus.py kills a rank and the parent, and
 // test_ranks_option.py tests ranks by mpirun.
-#include "parallel/spawn.h"
+#include "parallel/launch.h"
 
 #include <doctest/doctest.h>
 #include <sys/wait.h>
