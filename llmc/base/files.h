@@ -20,8 +20,7 @@ struct FileSum {
     bool operator==(const FileSum&) const = default;
 };
 
-// An open regular file; its size is read once, at opening. It is read by pread and not mapped, so a file that shrinks
-// while it is open causes an error and not SIGBUS.
+// An open regular file; its size is read once. Read by pread, not mapped: a file that shrinks is an error, not SIGBUS.
 struct InputFile {
     std::string path;
     int fd = -1;
@@ -57,8 +56,7 @@ struct FileLock {
     int fd = -1;
     bool held = false;  // false: this file system has no locks, so nothing is locked
 
-    // Makes the file, with this process's name. Refuses (EXIT_CANNOT_CREATE) one that another process has locked, by
-    // name.
+    // Makes the file, with this process's name. Refuses (EXIT_CANNOT_CREATE) one that another has locked, by name.
     explicit FileLock(const std::string& path);
     FileLock(const FileLock&) = delete;
     ~FileLock();  // removes the file
@@ -68,8 +66,7 @@ struct FileLock {
 std::string read_file(const std::string& path, int64_t max_bytes);
 // Writes a new file; its content is on disk when the call returns.
 FileSum write_file(const std::string& path, const std::string& content);
-// Writes a new file or replaces a file atomically: after a crash, and for readers, it has the old or the new content.
-// A failure leaves the old content and no other file.
+// Writes or replaces a file atomically: after a crash, and for readers, it is old or new. A failure leaves the old one.
 void replace_file(const std::string& path, const std::string& content);
 void replace_file(const std::string& path, const std::function<void(OutputFile&)>& write);
 // `progress` is called for each part of the file that was read.

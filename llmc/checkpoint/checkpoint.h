@@ -8,9 +8,8 @@
 //   OUTPUT/best          with KeepRules::best: the name of the directory with the lowest validation loss
 //
 // transformers loads the directory unchanged. Tensors are whole and have Hugging Face's names and layout (Conv1D
-// matrices transposed, wte without its padded rows), so a checkpoint does not depend on the number of ranks, the
-// precision of training or the padding. The weights are the fp32 masters, or bf16 weights without masters, widened to
-// fp32. A resumed run continues with the same bits.
+// matrices transposed, wte without its padded rows), whatever the ranks, the precision and the padding. The weights are
+// the fp32 masters, or bf16 weights without masters, widened to fp32. A resumed run continues with the same bits.
 //
 // A save writes step_N.tmp, syncs it to disk and renames it. Then it updates `latest`, and last it deletes older
 // directories. A crash at any instruction therefore leaves the newest complete checkpoint loadable.
@@ -106,11 +105,9 @@ bool holds_model(const std::string& dir);
 // it is both (the choice would be ambiguous), and with EXIT_BAD_DATA if a checkpoint's weights are not the saved ones.
 FoundCheckpoint find_model(const std::string& path, const VerifyProgress& progress = {});
 
-// Loads all of a (verified) checkpoint. `state` holds the names of CheckpointFormat::state. The layout is that of
-// read_hf_config(dir).model; another shape is refused.
+// Loads all of a (verified) checkpoint. state: CheckpointFormat::state. The layout must be that of read_hf_config(dir).
 TrainerState load_checkpoint(const std::string& dir, const ParamLayout& layout, const std::vector<std::string>& state,
                              const TensorWriter& write);
 TrainerState read_trainer_state(const std::string& dir);
-// The checkpoint in OUTPUT with the lowest validation loss of its own weights, the older one of two that are equal.
-// Empty if there is none with such a loss.
+// The checkpoint in OUTPUT with the lowest validation loss of its weights, the older one of two equal ones, or "".
 std::string best_checkpoint(const std::string& output);

@@ -66,8 +66,7 @@ using TensorGroups = std::vector<TensorGroup>;
 std::vector<TensorInfo> list_tensors(const ParamLayout& layout, const TensorGroups& groups, const char* dtype);
 FileSum write_tensors(const std::string& path, const ParamLayout& layout, const TensorGroups& groups, const char* dtype,
                       const TensorView& view, const Metadata& metadata);
-// Refuses (EXIT_BAD_DATA) missing tensors and wrong shapes before `write` is called, and a NaN or infinity before its
-// call.
+// Refuses (EXIT_BAD_DATA) missing tensors and wrong shapes before any `write`, and NaN or infinity before its own.
 void read_tensors(const Safetensors& file, const TensorGroup& group, const ParamLayout& layout,
                   const TensorWriter& write);
 

@@ -81,8 +81,7 @@ bool built_with_mpi();
 std::unique_ptr<Comm> make_nccl_comm(const Launch& launch);  // comm_nccl.cpp; null if not built with NCCL
 std::unique_ptr<Comm> make_mpi_comm(const Launch& launch);   // comm_mpi.cpp; null if not built with Open MPI
 
-// The data-parallel and tensor-parallel groups of ranks. world_size = dp x tp, and tensor-parallel ranks are
-// neighbours: rank = dp_index * tp + tp_index.
+// Data- and tensor-parallel groups. world_size = dp x tp; tp ranks are adjacent: rank = dp_index * tp + tp_index.
 struct Groups {
     Comm& world;
     std::unique_ptr<Comm> own_dp, own_tp;  // own_dp is null if dp is the world

@@ -1,8 +1,7 @@
 // comm_mpi.cpp: collectives between CPU ranks by MPI.
 //
 // A thread makes all MPI calls of a rank, in their order, so that the training thread can continue. It sleeps while it
-// waits: Open MPI would spin on the core that training needs. While training itself waits for activations, the thread
-// tests for messages without pause.
+// waits: Open MPI would spin on training's core. While training itself waits for activations, it tests without pause.
 //
 // Reduce-scatter is recursive halving: at distance 1, 2, 4, ... a rank exchanges halves with rank XOR distance and adds
 // the received half to the one it keeps. All-gather is the same exchanges in reverse (Thakur, Rabenseifner and Gropp
@@ -295,8 +294,7 @@ struct MpiGroup {
         if constexpr (std::is_same_v<Sent, Element>) {
             gather_all(memory, count * int64_t(sizeof(Sent)), prompt);
         } else {
-            // The rounded sums are gathered in the first half of x. They are converted from the end, so that element i
-            // overwrites only sums that were already read.
+            // Rounded sums are gathered in x's first half, and converted from the end, so that no unread one is lost.
             const auto at = [&](int64_t i) { return memory + i * int64_t(sizeof(Sent)); };
             const int64_t shard = count / size;
             for (int64_t i = shard_index * shard; i < (shard_index + 1) * shard; i++) {

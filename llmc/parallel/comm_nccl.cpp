@@ -170,8 +170,7 @@ struct NcclComm : Comm {
         }
     }
 
-    // Called by the watchdog's thread. An error that the training thread has not seen for seconds, as a launch blocks,
-    // ends the process.
+    // Called by the watchdog's thread. Ends the process at an error of NCCL when a launch blocks the training thread.
     static void look() {
         static int looks = 0;
         const std::unique_lock lock(in_nccl, std::try_to_lock);

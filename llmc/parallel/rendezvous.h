@@ -13,8 +13,7 @@
 
 constexpr int NCCL_ID_BYTES = 128;
 
-// Called by every rank. new_id: makes the id; called on rank 0 only. The id is a secret that is never logged: a process
-// that has it can join the run. Refuses a rank that contradicts rank 0 (EXIT_USAGE); fails if a rank is late or the
-// network fails (EXIT_INTERNAL).
+// Every rank calls it. new_id makes the id, on rank 0 only. It is a secret that is never logged: who has it can join.
+// Refuses a rank that contradicts rank 0 (EXIT_USAGE); fails if a rank is late or the network fails (EXIT_INTERNAL).
 std::string share_nccl_id(const Launch& launch, const std::function<std::string()>& new_id, double timeout_seconds);
 std::string make_secret();  // a random one; empty if this build has no libcrypto

@@ -60,14 +60,12 @@ struct GradReducer {
     bool needs_reduction() const { return world.world_size > 1 || sharding.virtual_ranks > 1; }
 
     void begin_step();  // called before the first backward of a step
-    // Called during the last backward of this rank's v-th virtual rank, with ZeRO-2 during every backward, when the
-    // gradients of bucket b are complete.
+    // Called when bucket b is complete, in the last backward of this rank's v-th virtual rank; with ZeRO-2 in each.
     void reduce_bucket(int b, int v);
     void virtual_rank_done(int v);  // called after reduce_bucket of all buckets of v
     // Work queued after this call may overwrite the memory of bucket b's gradients. Needed with ZeRO-2.
     void begin_bucket(int b);
-    // Called after the last virtual rank. Waits for all buckets, and computes on the device the loss of the step and
-    // the sum of squares of its gradients.
+    // Called after the last virtual rank. Waits for all buckets; computes the step's loss and its gradients' squares.
     void finish(RankStatus status);
 
     // The sums from element `begin` of the flat buffer on, in bucket b. After finish this rank's shard is complete.

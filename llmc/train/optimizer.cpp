@@ -184,8 +184,7 @@ void Optimizer<floatX>::get_state(float* values, Slot slot, Param p, int l) {
     }
 }
 
-// Reads model values, and converts them to float. The copy goes to the end of `values`, so that writing float i
-// overwrites no bf16 value after value i.
+// Reads model values as floats. The copy goes to the end of `values`, so that float i overwrites no bf16 value after i.
 template <class floatX>
 static void copy_widened(float* values, const floatX* from, int64_t count, Stream stream) {
     char* unwidened = reinterpret_cast<char*>(values) + count * int64_t(sizeof(float) - sizeof(floatX));

@@ -1,7 +1,6 @@
 // optimizer.h: AdamW (Loshchilov and Hutter 2019; ops::adamw): its state, gradient clipping, GPT-2's initial weights.
 //
-// With ZeRO-1, 2 and 3 (Rajbhandari et al. 2020) each rank keeps and updates one shard of every bucket. The new weights
-// are gathered before the model reads them.
+// With ZeRO (Rajbhandari et al. 2020) each rank updates one shard of every bucket; the model reads gathered weights.
 #pragma once
 #include <algorithm>
 #include <string>

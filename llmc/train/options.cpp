@@ -397,8 +397,7 @@ std::string Parser::help_text(const std::string& program) const {
            "\n  -h,--help, --version\nA value in [] is the default. --name VALUE and --name=VALUE are the same.\n";
 }
 
-// Returns the arguments as CLI11 takes them, from the last to the first. "--name=" becomes "--name" and "", else CLI11
-// takes the next.
+// Returns the arguments as CLI11 takes them, last first. "--name=" becomes "--name" and "", else CLI11 takes the next.
 static std::vector<std::string> reversed(Parser& p, const char* const* begin, const char* const* end) {
     std::vector<std::string> arguments;
     for (const char* const* at = begin; at < end; at++) {

@@ -136,8 +136,7 @@ GPT2Config model_config(const Options& options, int default_vocab = 50257);
 // default the less of 700 and a tenth of the steps. Refuses an epoch without a step and a warmup longer than the run.
 void resolve_steps(Options& options, int64_t steps_per_epoch);
 
-// Returns how many windows of T + 1 tokens --val-tokens asks for: 80 if it is not given (-1), else so many that at
-// least so many tokens are targets; 0 stands for all.
+// Returns how many windows of T + 1 tokens --val-tokens means: 80 if -1; 0: all; else those with so many targets.
 inline int64_t windows_of(int64_t val_tokens, int T) { return val_tokens < 0 ? 80 : (val_tokens + T - 1) / T; }
 
 std::string version();                 // "train_gpt2 0.3.0 (commit 1234abc)"; without the commit if the build has none

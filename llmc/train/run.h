@@ -1,5 +1,4 @@
-// run.h: what is fixed before the first step: where the run starts, options with their automatic values, ranks and
-// data. Nothing in it changes while training runs.
+// run.h: what is fixed before the first step: where the run starts, options with automatic values, ranks and data.
 #pragma once
 #include <memory>
 #include <string>
@@ -47,9 +46,8 @@ Run prepare_run(const Options& options, const Launch& launch, Comm& world, Dtype
 // Called by all ranks, before any other collective.
 void check_same_command(Comm& comm, Command command);
 
-// Finds where train and plan start: --resume, else --init, else the shape that the options ask for. The tokenizer is
-// --tokenizer, or the one in the directory of the weights, or the one beside the data. Refuses data of another, without
-// --allow-other-tokenizer.
+// Finds where train and plan start: --resume, else --init, else the options' shape. The tokenizer is --tokenizer, or
+// that of the weights, or the one beside the data. Refuses data of another, without --allow-other-tokenizer.
 RunStart find_training_start(const Options& options, const Comm& comm);
 // Finds the model of generate and eval: --init is a Hugging Face directory, a checkpoint, or a run's output directory,
 // of which the newest checkpoint is used; rank 0 warns of damaged ones. need_tokenizer: refuses a model without one.

@@ -33,9 +33,8 @@ struct Saver {
     explicit Saver(Trainer<floatX>& trainer);
     Saver(const Saver&) = delete;
     ~Saver();
-    // Called by all ranks with the same arguments; trainer.state is that of `step`. wait: returns on all ranks when the
-    // checkpoint is on disk; rank 0 throws if it could not be saved. Without wait a failure is a warning, and a second
-    // call for a step does nothing.
+    // All ranks call it alike; trainer.state is that of `step`. wait: returns on all ranks when the checkpoint is on
+    // disk; rank 0 throws if it failed. Else a failure is a warning, and a second call for a step does nothing.
     void save(int64_t step, bool wait);
     void poll();  // logs a save that has ended
 

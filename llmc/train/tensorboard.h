@@ -42,14 +42,12 @@ inline std::string record(double wall_time, int64_t step, const std::string& fie
     return length + bytes_of(checksum(length)) + data + bytes_of(checksum(data));
 }
 
-// Returns the begin of a file: its version, and the start of a session, which makes TensorBoard forget what older files
-// of the folder have from first_step on.
+// Returns a file's begin: version, and start of a session, with which TensorBoard forgets older files' later steps.
 inline std::string begin_file(double wall_time, int64_t first_step) {
     return record(wall_time, 0, field(3, "brain.Event:2")) + record(wall_time, first_step, field(7, "\x08\x01"));
 }
 
-// Returns an event with the numbers of a line of log.jsonl of the kind step, val or eval; "" for other lines. Their
-// tags are step/loss, val/val_loss, eval/TASK/acc.
+// Returns the event of a log line of kind step, val or eval, else "". Tags: step/loss, val/val_loss, eval/TASK/acc.
 inline std::string event_of_line(double wall_time, const std::string& line) {
     const nlohmann::json object = parse_json_object(line, "a line of the log");
     const std::string kind = object.value("kind", ""), task = object.value("task", "");

@@ -206,8 +206,7 @@ void Trainer<floatX>::load_state() {
 
 // ---- a step
 
-// The device measures the time of a step, from the end of the step before. The host sees an end late, because it is
-// busy with the launches of the next step.
+// The device measures a step's time, from the end of the one before: the host, busy with launches, sees an end late.
 template <class floatX>
 void Trainer<floatX>::start_clock(int64_t step) {
     if (run.groups.world.watchdog) run.groups.world.watchdog->step = step;
