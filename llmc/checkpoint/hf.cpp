@@ -19,7 +19,6 @@ using nlohmann::ordered_json;
 // ---- config.json
 
 namespace {
-
 // A JSON object read with defaults: a key that is absent or null takes its default.
 struct ConfigReader {
     const json& object;
@@ -54,7 +53,6 @@ struct ConfigReader {
         if (boolean(key, needed) != needed) wrong(key, why);
     }
 };
-
 }  // namespace
 
 // Refuses models that differ from this program's GPT-2 in more than their sizes.

@@ -100,8 +100,6 @@ Groups make_groups(Comm& world, int tensor_parallel) {
     return {world, std::move(own_dp), std::move(own_tp), dp, tp};
 }
 
-int64_t Groups::bytes_sent() const { return world.bytes_sent + tp.bytes_sent + (own_dp ? dp.bytes_sent : 0); }
-
 double Groups::exposed(const Waits& first_waits) const {
     return world.exposed(first_waits.world) + tp.exposed(first_waits.tp) + (own_dp ? dp.exposed(first_waits.dp) : 0.0);
 }

@@ -104,8 +104,6 @@ GradReducer::GradReducer(const Groups& groups, const ParamLayout& layout, GradSh
         subtree_sums.emplace_back(layout.total, "gradients of virtual ranks (--deterministic-ranks)");
 }
 
-GradReducer::~GradReducer() { host_free(host_statuses); }
-
 void GradReducer::begin_step() {
     fill_zero(step_stats.data, step_stats.bytes(), *stream);
     // The ranks may have left the step before in the middle: its sums are not needed any more.

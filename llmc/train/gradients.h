@@ -53,7 +53,7 @@ struct GradReducer {
     GradReducer(const Groups& groups, const ParamLayout& layout, GradSharding sharding,
                 const BucketBuffer<float>& grads, const float* loss, Stream* stream);
     GradReducer(const GradReducer&) = delete;
-    ~GradReducer();
+    ~GradReducer() { host_free(host_statuses); }
 
     int local_virtual_ranks() const { return sharding.virtual_ranks / comm.world_size; }
     // Whether reduce_bucket has anything to do.

@@ -230,8 +230,6 @@ void Log::table(const std::vector<Row>& rows) {
     for (const std::string& row : table_lines(rows)) print_line(row);
 }
 
-void Log::note(const std::string& text) { print_line(message_text(text)); }
-
 void Log::warn(const std::string& text) {
     if (options.silent) return;
     clear();

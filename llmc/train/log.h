@@ -90,7 +90,7 @@ struct Log {
 
     void begin_run(const std::string& info);  // the first line; info: a JSON object
     void table(const std::vector<Row>& rows);
-    void note(const std::string& text);  // an informational line
+    void note(const std::string& text) { print_line(message_text(text)); }  // an informational line
     void warn(const std::string& text);  // on stderr, also when quiet, and in log.jsonl
 
     void step(const StepRecord& record);

@@ -1,7 +1,6 @@
 #include "train/saver.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <thread>
 
@@ -125,12 +124,6 @@ Saver<floatX>::Saver(Trainer<floatX>& trainer) : trainer(trainer), run(trainer.r
     if (!background) trainer.log.note("training waits for each checkpoint: " + why_not + " (--checkpoint-async)");
 }
 
-template <class floatX>
-Saver<floatX>::~Saver() {
-    if (writing.valid()) writing.wait();
-    for (float* slot : copy) host_free(slot);
-}
-
 // Returns why there is no memory for the copy; empty: there is. As many bytes must stay free for the file cache.
 template <class floatX>
 std::string Saver<floatX>::allocate_copy() {
@@ -150,13 +143,6 @@ std::string Saver<floatX>::allocate_copy() {
     }
 }
 
-template <class floatX>
-std::string Saver<floatX>::last_checkpoint() const {
-    if (saved_step < 0) return "there is no checkpoint";
-    const std::string dir = checkpoint_directory(run.options.output, saved_step);
-    return is_directory(dir) ? "the last good checkpoint is " + dir : dir + " is no longer there";
-}
-
 // Logs a save that has ended. last: no later save can replace it if it has failed.
 template <class floatX>
 void Saver<floatX>::report(const SaveResult& result, bool last) {
@@ -171,17 +157,13 @@ void Saver<floatX>::report(const SaveResult& result, bool last) {
     if (!last && ++failures < 3) return trainer.log.warn(what + "; training continues");
     optimizer.finish_collectives();  // they use memory that the error frees
     const std::string why = last ? "" : "three saves in a row failed, so the run ends: further steps would be lost; ";
-    throw Error(result.error->exit_code, why + what + "; " + last_checkpoint());
+    const std::string dir = checkpoint_directory(run.options.output, saved_step);
+    const std::string good = saved_step < 0      ? "there is no checkpoint"
+                             : is_directory(dir) ? "the last good checkpoint is " + dir
+                                                 : dir + " is no longer there";
+    throw Error(result.error->exit_code, why + what + "; " + good);
 }
 
-template <class floatX>
-void Saver<floatX>::poll() {
-    // A deferred future is not ready either: get() then writes.
-    if (writing.valid() && writing.wait_for(std::chrono::seconds(0)) != std::future_status::timeout)
-        report(writing.get(), false);
-}
-
-// Waits for the save in flight.
 template <class floatX>
 void Saver<floatX>::finish(bool before_last) {
     poll();

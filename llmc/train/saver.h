@@ -1,6 +1,7 @@
 // saver.h: saves checkpoints while training goes on. All ranks gather the state on rank 0, which copies it to host
 // memory; a thread of rank 0 writes the copy. At most one save is in flight.
 #pragma once
+#include <chrono>
 #include <future>
 #include <optional>
 #include <string>
@@ -32,12 +33,17 @@ struct Saver {
     // Called by all ranks. Allocates the copy if the run will save between steps (--checkpoint-async) and it fits.
     explicit Saver(Trainer<floatX>& trainer);
     Saver(const Saver&) = delete;
-    ~Saver();
+    ~Saver() {
+        if (writing.valid()) writing.wait();
+        for (float* slot : copy) host_free(slot);
+    }
     // All ranks call it alike; trainer.state is that of `step`. wait: returns on all ranks when the checkpoint is on
     // disk; rank 0 throws if it failed. Else a failure is a warning, and a second call for a step does nothing.
     void save(int64_t step, bool wait);
-    void poll();  // logs a save that has ended
-
+    void poll() {  // logs a save that has ended. A deferred future is not ready either: get() then writes.
+        if (writing.valid() && writing.wait_for(std::chrono::seconds(0)) != std::future_status::timeout)
+            report(writing.get(), false);
+    }
     void finish(bool before_last);  // waits for the save in flight
 
   private:
@@ -45,7 +51,6 @@ struct Saver {
     void save_in_background(double begin);
     SaveResult save_now();
     void report(const SaveResult& result, bool last);
-    std::string last_checkpoint() const;
 };
 
 bool saves_checkpoints(const Options& options);
