@@ -54,7 +54,7 @@ MUTANTS = [
     ("ranks", "with ZeRO-2 every rank sums the first shard of a bucket", "train/gradients.cpp",
      "grads.bucket(b) + own.begin - layout.bucket(b).begin;", "grads.bucket(b);",
      "ranks/test_ranks.py ranks/test_zero.py"),
-    ("ranks", "with ZeRO-3 the last bucket in memory keeps the weights of the step before", "train/optimizer.cpp",
+    ("ranks", "with ZeRO-3 the last bucket in memory keeps the weights of the step before", "train/optimizer.h",
      "b <= model", "b < model", "ranks/test_zero.py"),
     ("ranks", "checkpoints of tensor-parallel ranks repeat a tensor's first million elements", "train/optimizer.cpp",
      "own.data() + at", "own.data()", "ranks/test_tensor_parallel.py ranks/test_layouts.py"),
