@@ -80,9 +80,6 @@ struct Philox {
         return bits16(x, int(element % 8));
     }
 
-    // Uniform in [0, 1), a multiple of 2^-24.
-    float uniform(uint64_t index) const { return float((*this)(index)[0] >> 8) * 0x1p-24f; }
-
     // Two standard normal numbers: elements 2 pair and 2 pair + 1.
     std::array<float, 2> normals(uint64_t pair) const {
         uint32_t x[4];
