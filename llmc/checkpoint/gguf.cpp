@@ -9,7 +9,7 @@
 #include "base/files.h"
 #include "checkpoint/hf.h"
 
-constexpr int64_t ALIGNMENT = 32;   // of a tensor's data in the file, in bytes
+constexpr int64_t ALIGNMENT = 32;   // bytes to which a tensor's data are padded
 constexpr int64_t CHUNK = 1 << 16;  // elements that are converted at once: whole blocks
 constexpr int QUANTS = 32;          // elements of a q8_0 block, which share a scale
 

@@ -16,7 +16,7 @@
 
 struct RunData {
     Corpus train, val;        // val has no shards without validation
-    std::vector<Task> tasks;  // of --eval-task
+    std::vector<Task> tasks;  // tasks of --eval-task
 };
 
 inline GradDtype grad_dtype(const Options& o) { return o.grad_dtype == "bf16" ? GradDtype::bf16 : GradDtype::fp32; }

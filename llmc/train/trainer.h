@@ -86,7 +86,7 @@ struct Trainer {
     GPT2<floatX> model;
     Optimizer<floatX> optimizer;
     MicroStepGraph graphs[2];  // the first micro-step's, which overwrites gradients, and that of the others
-    StepResults results[3];    // of a step, of the next one, and the end of the one before
+    StepResults results[3];    // results of a step and of the next one, and the end of the one before
     Outliers outliers;
     Stragglers stragglers;
     TrainerState state;            // after the last step that counts: step, tokens, position in the data
