@@ -59,7 +59,7 @@ UNITS_NAMES := $(addprefix llmc/cpu/,amx avx512bf16 isa)
 # Sources with loops over all elements of a tensor, all tokens or all bytes of a file.
 FAST := base/files text/unicode checkpoint/hf data/dataloader data/shard infer/sampler \
         model/params parallel/comm_mpi checkpoint/gguf train/optimizer text/bpe_train \
-        text/tokenize text/tokenizer
+        commands/tokenize text/tokenizer
 FAST := $(FAST:%=llmc/%) $(basename $(wildcard llmc/cpu/*.cpp dev/bench/*.cpp))
 $(foreach folder,$(BUILD) $(BUILD)/cuda $(BUILD)/units,$(FAST:%=$(folder)/%.o)): OPT := $(call OPTIMIZE,-O3,-O1)
 

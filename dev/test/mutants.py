@@ -78,7 +78,7 @@ MUTANTS = [
      "(shard.tokens, 0)", "test_dataloader"),
     ("tokenizer", "in a long word a pair is merged as the pair that was there before", "text/tokenizer.cpp",
      "(ranks[i] != rank)", "(ranks[i] == PairRanks::NONE)", "test_tokenizer"),
-    ("tokenizer", "the first document of each chunk has no end of text before it", "text/tokenize.cpp",
+    ("tokenizer", "the first document of each chunk has no end of text before it", "commands/tokenize.cpp",
      "if (starts) tokens", "if (starts && !tokens.empty()) tokens", "test_tokenize"),
     ("tokenizer", "byte 173, the soft hyphen, stands for itself in a tokenizer's files", "text/tokenizer_files.cpp",
      "|| byte >= 174;", "|| byte >= 173;", "test_tokenizer_files test_tokenizer"),

@@ -1,21 +1,333 @@
-// tokenize.cpp: the command `tokenize`: converts text to token shards (text/tokenize.h).
-#include "text/tokenize.h"
+// tokenize.cpp: the command `tokenize`: converts text to token shards and writes the tokenizer beside them.
+//
+// One thread reads a batch of chunks, all threads encode them, and one thread writes the tokens in order. Reading and
+// writing do not overlap with encoding, because they take little time in comparison. Neither the bytes of the files nor
+// the memory depend on the number of threads: a batch has BATCH_CHUNKS chunks, and the threads share CACHE_BITS and
+// COUNTED_PIECES.
+#include <omp.h>
 
+#include <algorithm>
+#include <bit>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+
+#include "base/files.h"
+#include "base/host.h"
+#include "base/print.h"
 #include "commands/commands.h"
+#include "data/shard.h"
+#include "text/text_reader.h"
+#include "text/tokenizer.h"
+
+static constexpr int BATCH_CHUNKS = 64;
+static constexpr int CACHE_BITS = 19;                      // 32 MiB of cached pieces (Encoder), over all threads
+static constexpr size_t COUNTED_PIECES = size_t(1) << 19;  // pieces that are counted by the threads apart
+
+// ---- progress: a line each second
+
+struct Progress {
+    bool quiet;
+    int64_t all_bytes;
+    double start = seconds_now();
+    ProgressLine line = {};
+
+    void bytes(const char* verb, int64_t bytes, const std::string& more = "") {
+        if (quiet || !line.due()) return;
+        const double rate = std::max(1.0, double(bytes) / (seconds_now() - start));
+        line.show(format("%s | %.1f of %.1f MB | %.1f MB/s | eta %s", verb, double(bytes) / 1e6,
+                         double(all_bytes) / 1e6, rate / 1e6, duration_text(double(all_bytes - bytes) / rate).c_str()) +
+                  more);
+    }
+};
+
+// ---- batches of chunks, on all threads
+
+struct Batches {
+    CorpusReader reader;
+    int threads;
+    int64_t bad_lines = 0;       // lines of JSONL that were skipped
+    std::string first_bad = {};  // the error of the first of them
+
+    // Calls work(chunk, slot, thread) for each chunk of a batch, then finish(slots), until the input ends. If several
+    // chunks fail, the error of the first failed chunk is thrown, so that the error does not depend on the threads.
+    void run(const std::function<void(Chunk&, int slot, int thread)>& work,
+             const std::function<void(int slots)>& finish) {
+        std::vector<Chunk> chunks(BATCH_CHUNKS);
+        std::vector<std::exception_ptr> errors(chunks.size());
+        for (int slots = 1; slots > 0;) {
+            for (slots = 0; slots < BATCH_CHUNKS && reader.next(chunks[size_t(slots)]);) slots++;
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
+            for (int slot = 0; slot < slots; slot++) {
+                try {
+                    work(chunks[size_t(slot)], slot, omp_get_thread_num());
+                } catch (...) {
+                    errors[size_t(slot)] = std::current_exception();
+                }
+            }
+            for (const std::exception_ptr& error : errors)
+                if (error) std::rethrow_exception(error);
+            for (int slot = 0; slot < slots; slot++) {
+                if (bad_lines == 0) first_bad = chunks[size_t(slot)].first_bad;
+                bad_lines += chunks[size_t(slot)].bad_lines;
+            }
+            finish(slots);
+        }
+        if (100 * bad_lines > reader.documents)
+            fail(EXIT_BAD_DATA, "%s of %s are bad lines, more than the 1 %% that --skip-bad-lines skips; the first: %s",
+                 with_commas(bad_lines).c_str(), counted(reader.documents, "document").c_str(), first_bad.c_str());
+    }
+};
+
+// ---- shards
+
+// The shards PREFIX_000001.bin, PREFIX_000002.bin ... The files have temporary names until finish().
+struct ShardSet {
+    std::string prefix;
+    int first;
+    int64_t shard_tokens;
+    int vocab_size;
+    int64_t tokens = 0;
+    std::vector<std::unique_ptr<ShardWriter>> shards = {};
+
+    void complete() {
+        if (!shards.empty()) shards.back()->complete();
+    }
+
+    void finish() {
+        for (const auto& shard : shards) shard->finish();
+    }
+
+    void append(const int* data, int64_t count) {
+        while (count > 0) {
+            if (shards.empty() || shards.back()->tokens == shard_tokens) {
+                complete();
+                const std::string path = prefix + format("_%06d.bin", first + int(shards.size()));
+                shards.push_back(std::make_unique<ShardWriter>(path, vocab_size));
+            }
+            ShardWriter& writer = *shards.back();
+            const int64_t part = std::min(count, shard_tokens - writer.tokens);
+            writer.append(data, part);
+            data += part;
+            count -= part;
+            tokens += part;
+        }
+    }
+};
+
+static std::vector<std::string> find_shards(const std::string& output, const char* end) {
+    std::vector<std::string> names;
+    for (const std::string& name : list_directory(output))
+        if ((name.starts_with("train_") || name.starts_with("val_")) && name.ends_with(end)) names.push_back(name);
+    return names;
+}
+
+static void remove_shards(const std::string& output, const std::vector<std::string>& names) {
+    for (const std::string& name : names) remove_tree(output + "/" + name);
+}
+
+// ---- the two passes
+
+static Tokenizer train_on(const Options& o, const std::vector<TextFile>& files, const CorpusRules& rules, int threads,
+                          Progress& progress) {
+    Batches batches{{files, rules}, threads};
+    PieceCounts all;
+    std::mutex mutex;  // guards all
+    std::vector<PieceCounts> counts(static_cast<size_t>(threads));
+    const auto count = [&](Chunk& chunk, int, int thread) {
+        PieceCounts& own = counts[size_t(thread)];
+        for_each_document(chunk, rules, [&](std::string_view text, bool, bool) { own.add_text(text); });
+        if (own.counts.size() * counts.size() < COUNTED_PIECES) return;
+        const std::lock_guard lock(mutex);
+        all.add(own);
+        own = {};
+    };
+    batches.run(count, [&](int) { progress.bytes("counting words", batches.reader.file_bytes_read()); });
+    for (PieceCounts& own : counts) all.add(std::exchange(own, {}));
+    return train_bpe(all, o.train_bpe, [&](int done, int total) {
+        if (!o.quiet && progress.line.due())
+            progress.line.show(format("training the vocabulary | %s of %s merges", with_commas(done).c_str(),
+                                      with_commas(total).c_str()));
+    });
+}
+
+struct Encoded {
+    std::vector<int> train, val;
+    int64_t added = 0;  // number of added tokens whose text was met
+};
+
+// The tokens of a chunk, with an end of text before each document.
+static void encode_chunk(Encoder& encoder, Chunk& chunk, const CorpusRules& rules, bool special_tokens, Encoded& out) {
+    out.train.clear();
+    out.val.clear();
+    out.added = 0;
+    for_each_document(chunk, rules, [&](std::string_view text, bool starts, bool held_out) {
+        std::vector<int>& tokens = held_out ? out.val : out.train;
+        if (starts) tokens.push_back(encoder.tokenizer.end_of_text);
+        out.added += count_added(encoder.tokenizer, text);
+        special_tokens ? encode_added(encoder, text, tokens) : encode(encoder, text, tokens);
+    });
+}
+
+// Appends the tokens of a chunk to the shards. The first val_tokens tokens of the whole input are held out (0: none).
+static void write_encoded(const Encoded& encoded, int64_t val_tokens, ShardSet& train, ShardSet& val) {
+    const int64_t count = int64_t(encoded.train.size());
+    const int64_t first = std::clamp<int64_t>(val_tokens - val.tokens, 0, count);
+    val.append(encoded.train.data(), first);
+    train.append(encoded.train.data() + first, count - first);
+    val.append(encoded.val.data(), int64_t(encoded.val.size()));
+}
+
+// Returns how often the text of an added token was met.
+static int64_t encode_all(const Options& o, Batches& batches, const Tokenizer& tokenizer, Progress& progress,
+                          ShardSet& train, ShardSet& val) {
+    const int cache_bits = std::clamp(CACHE_BITS - int(std::bit_width(unsigned(batches.threads - 1))), 8, 17);
+    std::vector<Encoder> encoders;
+    for (int thread = 0; thread < batches.threads; thread++) encoders.emplace_back(tokenizer, cache_bits);
+    std::vector<Encoded> results(BATCH_CHUNKS);
+    int64_t added = 0;
+    const auto work = [&](Chunk& chunk, int slot, int thread) {
+        encode_chunk(encoders[size_t(thread)], chunk, batches.reader.rules, o.special_tokens, results[size_t(slot)]);
+    };
+    const auto write = [&](int slots) {
+        for (int slot = 0; slot < slots; slot++) {
+            write_encoded(results[size_t(slot)], o.val_tokens, train, val);
+            added += results[size_t(slot)].added;
+        }
+        progress.bytes("encoding", batches.reader.file_bytes_read(),
+                       format(" | %s tokens", with_commas(train.tokens + val.tokens).c_str()));
+    };
+    batches.run(work, write);
+    return added;
+}
+
+static void check_options(const Options& o) {
+    ENSURE(o.train_bpe == 0 || (o.train_bpe >= MIN_VOCAB_SIZE && o.train_bpe <= MAX_VOCAB_SIZE),
+           "--train-bpe %d must be %d (the 256 bytes and %s) to %d", o.train_bpe, MIN_VOCAB_SIZE, END_OF_TEXT,
+           MAX_VOCAB_SIZE);
+    ENSURE(
+        !o.special_tokens || o.train_bpe == 0,
+        "--special-tokens needs a --tokenizer that has them; with --train-bpe, --split end-of-text cuts the text at %s",
+        END_OF_TEXT);
+}
+
+// Chunks end at white space, so an added token must not have any.
+static void check_added(const Tokenizer& tokenizer) {
+    for (const AddedToken& token : tokenizer.added) {
+        const std::string& content = tokenizer.tokens[size_t(token.id)];
+        ENSURE(
+            !token.lstrip && !token.rstrip && content.find_first_of(" \t\n\v\f\r") == content.npos,
+            "--special-tokens: the added token \"%s\" has white space, or takes that beside it (lstrip, rstrip), which "
+            "is supported in prompts only; leave out --special-tokens",
+            printable(content).c_str());
+    }
+}
+
+// Refuses inputs without any text, and warns of text that is not UTF-8. Returns the bytes of all files.
+static int64_t check_files(const std::vector<TextFile>& files) {
+    int64_t bytes = 0;
+    for (const TextFile& file : files) {
+        bytes += file.size;
+        if (file.odd_byte >= 0)
+            print_message(
+                format("warning: %s: is not UTF-8 text (byte %s), and its bytes are tokenized as they are; if "
+                       "it is Latin-1, convert it with iconv -f ISO-8859-1 -t UTF-8",
+                       file.path.c_str(), with_commas(file.odd_byte + 1).c_str()));
+    }
+    if (bytes == 0)
+        fail(EXIT_BAD_DATA, "%s: is empty%s", files[0].path.c_str(),
+             files.size() == 1 ? "" : ", and so are the other inputs");
+    return bytes;
+}
+
+// Names the first three.
+static void print_left_out(const std::vector<std::string>& files) {
+    if (files.empty()) return;
+    std::string text = "left out: " + counted(int64_t(files.size()), "file") + " of other kinds:";
+    for (size_t i = 0; i < files.size() && i < 3; i++) text += (i > 0 ? ", " : " ") + files[i];
+    print_message(text + (files.size() > 3 ? " ..." : ""));
+}
+
+static void print_summary(const Options& o, const Batches& batches, int64_t added, const ShardSet& train,
+                          const ShardSet& val, double seconds) {
+    if (o.quiet) return;
+    std::string text;
+    for (const ShardSet* set : {&train, &val})
+        for (const auto& shard : set->shards)
+            text += format("%s  %s\n", message_text(shard->path).c_str(), counted(shard->tokens, "token").c_str());
+    if (val.tokens == 0 && (o.val_fraction > 0 || o.val_tokens > 0))
+        text +=
+            "no validation shard: no document is long enough to hold out its end; give more text, or a larger "
+            "--val-fraction\n";
+    if (added > 0)
+        text += format("the text of a special token, such as %s, occurs %s: taken as %s\n", END_OF_TEXT,
+                       counted(added, "time").c_str(),
+                       o.special_tokens ? "that token" : "text; --special-tokens takes it as that token");
+    if (batches.bad_lines > 0)
+        text += format("skipped %s; the first: %s\n", counted(batches.bad_lines, "bad line").c_str(),
+                       message_text(batches.first_bad).c_str());
+    const int64_t tokens = train.tokens + val.tokens, bytes = batches.reader.bytes_read;
+    const size_t shards = train.shards.size() + val.shards.size();
+    text += format("%s, %s, %s, %.2f bytes per token, %s/s, %s and the tokenizer in %s\n",
+                   counted(batches.reader.documents - batches.bad_lines, "document").c_str(),
+                   human_bytes(bytes).c_str(), counted(tokens, "token").c_str(), double(bytes) / double(tokens),
+                   human_bytes(int64_t(double(bytes) / seconds)).c_str(), counted(int64_t(shards), "shard").c_str(),
+                   message_text(o.output).c_str());
+    print_stdout(text);
+}
 
 int run_tokenize(const Options& o, const Launch& launch) {
     check_one_process(o, launch);
-    return tokenize({.inputs = o.inputs,
-                     .output = o.output,
-                     .replace = o.replace,
-                     .tokenizer = o.tokenizer,
-                     .special_tokens = o.special_tokens,
-                     .train_bpe = o.train_bpe,
-                     .val_fraction = o.val_fraction,
-                     .val_tokens = o.val_tokens,
-                     .shard_tokens = o.shard_tokens,
-                     .split = o.split,
-                     .text_key = o.text_key,
-                     .skip_bad_lines = o.skip_bad_lines,
-                     .quiet = o.quiet});
+    check_options(o);
+    const CorpusRules rules{o.split, o.text_key, o.skip_bad_lines, o.val_fraction};
+    const int threads = omp_get_max_threads();
+    check_threads(threads);
+    std::vector<std::string> left_out;
+    std::vector<TextFile> files = find_text_files(o.inputs, left_out);
+    if (!o.quiet) print_left_out(left_out);
+    Progress progress{o.quiet, check_files(files)};
+    int64_t before = 0;
+    for (TextFile& file : files) {
+        measure_text(file, rules, [&](int64_t read) { progress.bytes("unpacking", before + read); });
+        before += file.size;
+    }
+    make_directories(o.output);
+    const FileLock lock(o.output + "/run.lock");
+    // Training would read old shards together with the new ones, although another tokenizer may have made them.
+    const std::vector<std::string> old_shards = find_shards(o.output, ".bin");
+    if (!o.replace && !old_shards.empty())
+        fail(EXIT_CANNOT_CREATE,
+             "%s: already has token shards (%s); delete them with --replace, or choose another --output",
+             o.output.c_str(), old_shards[0].c_str());
+    remove_shards(o.output, find_shards(o.output, ".bin.tmp"));  // left behind by a call that was killed
+    progress.start = seconds_now();
+    const Tokenizer tokenizer =
+        o.train_bpe > 0 ? train_on(o, files, rules, threads, progress) : load_tokenizer(o.tokenizer);
+    if (o.special_tokens) check_added(tokenizer);
+    ShardSet train{o.output + "/train", 1, o.shard_tokens, tokenizer.vocab_size()};
+    ShardSet val{o.output + "/val", 0, o.shard_tokens, tokenizer.vocab_size()};
+    progress.start = seconds_now();
+    Batches batches{{files, rules}, threads};
+    const int64_t added = encode_all(o, batches, tokenizer, progress, train, val);
+    const double seconds = std::max(1e-3, seconds_now() - progress.start);
+    progress.line.clear();
+    if (train.tokens == 0)
+        fail(EXIT_BAD_DATA,
+             val.tokens == 0 ? "the %zu input files hold no text (%s bytes)"
+                             : "all of the text of the %zu input files (%s bytes) was held out; lower "
+                               "--val-tokens or --val-fraction",
+             files.size(), with_commas(batches.reader.bytes_read).c_str());
+    train.complete();
+    val.complete();
+    // The old shards are removed only now, when the new ones are on disk: an error before this loses nothing.
+    remove_shards(o.output, old_shards);
+    save_tokenizer(tokenizer, o.output, 1024);
+    // All shards are renamed at the very end: a part of the shards, or shards without a tokenizer, would look complete.
+    // A kill between two renames leaves an unfinished shard beside them, which glob_files() refuses.
+    val.finish();
+    train.finish();
+    sync_path(o.output);
+    print_summary(o, batches, added, train, val, seconds);
+    return 0;
 }

@@ -17,7 +17,7 @@
 
 namespace fs = std::filesystem;
 
-static constexpr int64_t CHUNK_BYTES = 512 << 10;
+static constexpr int64_t CHUNK_BYTES = 64 << 10;
 static constexpr int64_t LONG_DOCUMENT = 64 << 10;  // bytes; the end of longer documents is held out
 static constexpr int64_t CUT_WINDOW = 64 << 10;     // bytes in which the start of a line is searched
 
@@ -273,9 +273,9 @@ bool CorpusReader::next(Chunk& chunk) {
     chunk.bad_lines = 0;
     chunk.bytes = std::move(rest);
     rest.clear();
-    for (int64_t wanted = CHUNK_BYTES;; wanted *= 2) {
+    for (;;) {
         const size_t have = chunk.bytes.size();
-        const int64_t more = std::min(end - begin, std::max<int64_t>(wanted - int64_t(have), 1));
+        const int64_t more = std::min(end - begin, std::max(CHUNK_BYTES, int64_t(have)));
         chunk.bytes.resize(have + size_t(more));
         const int64_t got = input->read(chunk.bytes.data() + have, more);
         chunk.bytes.resize(have + size_t(got));

@@ -69,7 +69,7 @@ struct CorpusReader {
     CorpusReader(const CorpusReader&) = delete;
     ~CorpusReader();
 
-    // Reads the next chunk: 512 KiB, or more where a JSON line, a section or a run without white space is longer.
+    // Reads the next chunk: about 64 KiB, or more where a JSON line, a section or a run without white space is longer.
     // Chunks do not depend on the number of threads. Encoding the documents of all chunks gives the tokens of the uncut
     // text. Returns false at the end.
     bool next(Chunk& chunk);

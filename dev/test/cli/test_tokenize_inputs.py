@@ -144,7 +144,7 @@ def test_a_large_packed_text_takes_little_memory_and_its_progress_is_that_of_the
         pipe.stdin.close()
         assert pipe.wait() == 0
     process = start(PROGRAM, "tokenize", tmp_path / "a.txt.zst", "--output", tmp_path / "out", "--tokenizer", data,
-                    env={"OMP_NUM_THREADS": 4})
+                    env={"OMP_NUM_THREADS": 32})
     kib = []  # not ru_maxrss, in which pytest's own memory counts until the exec
     while process.lives():
         kib += re.findall(r"^VmHWM:\s+([0-9]+) kB", Path(f"/proc/{process.pid}/status").read_text(), re.MULTILINE)

@@ -1,4 +1,4 @@
-// small_tokenize.h: a run of `tokenize` on small files, for the tests of text/tokenize.h.
+// small_tokenize.h: a run of `tokenize` on small files, for the tests of commands/tokenize.cpp.
 #pragma once
 #include <unistd.h>
 
@@ -10,9 +10,9 @@
 
 #include "base/files.h"
 #include "base/random.h"
+#include "commands/commands.h"
 #include "data/shard.h"
 #include "support/temporary.h"
-#include "text/tokenize.h"
 #include "text/tokenizer.h"
 
 using Tokens = std::vector<int>;
@@ -34,10 +34,12 @@ inline void use_memory() {
     if (access("/dev/shm", W_OK) == 0) setenv("TMPDIR", "/dev/shm", 0);
 }
 
+inline int tokenize(const Options& options) { return run_tokenize(options, Launch()); }
+
 // Tokenizes the files of a folder with the vocabulary of tokenizer(), into shards beside it.
 struct TokenizeRun {
     TemporaryDirectory folder = (use_memory(), TemporaryDirectory());
-    TokenizeOptions options;
+    Options options;
 
     explicit TokenizeRun(const Files& files = {}) {
         save_tokenizer(tokenizer(), folder.path, 128);

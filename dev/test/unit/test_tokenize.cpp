@@ -1,6 +1,7 @@
 // test_tokenize.cpp: compares the shards that `tokenize` writes with documents that are encoded one by one. Also tests
 // that the bytes do not depend on the number of threads, and the text that is held out for validation.
 #include <doctest/doctest.h>
+#include <omp.h>
 
 #include <algorithm>
 
@@ -77,7 +78,7 @@ TEST_CASE("the first byte that is not UTF-8 text is found in the first MiB") {
     }
 }
 
-// Chunks have 512 KiB, so that their borders are inside of the documents, and a batch has four chunks per thread.
+// Chunks have 64 KiB, so that their borders are inside of the documents, and a batch has 64 of them.
 TEST_CASE("neither tokens nor a vocabulary that is trained depend on chunks or on the number of threads") {
     const Texts texts = {prose(5 << 19), std::string(5 << 19, 'x'), "short", std::string(5 << 19, 'y')};
     TokenizeRun run(Files{{"a.txt", texts[0]}, {"b.jsonl", jsonl(texts[1]) + jsonl(texts[2])}, {"c.txt", texts[3]}});
@@ -87,7 +88,7 @@ TEST_CASE("neither tokens nor a vocabulary that is trained depend on chunks or o
     for (const std::string& text : texts) counts.add_text(text);
     const Tokenizer trained = train_bpe(counts, 290);
     for (int threads : {1, 3}) {
-        run.options.threads = threads;
+        omp_set_num_threads(threads);
         run.options.tokenizer = run.folder / "tokenizer.json", run.options.train_bpe = 0;
         CHECK(run.train() == want);
         run.options.tokenizer = "", run.options.train_bpe = 290;
@@ -105,7 +106,7 @@ TEST_CASE("--text-key names the text of JSONL, also for a vocabulary that is tra
 TEST_CASE("every shard but the last has --shard-tokens tokens, and --val-tokens takes the first ones as llm.c does") {
     const std::string text = prose(5000);
     TokenizeRun run(Files{{"a.txt", text}, {"b.txt", text}});
-    run.options.shard_tokens = 1000, run.options.val_tokens = 700, run.options.val_fraction = 0.1;
+    run.options.shard_tokens = 1000, run.options.val_tokens = 700;
     const Tokens all = documents({text, text});
     CHECK(run.train() == Tokens(all.begin() + 700, all.end()));
     CHECK(run.tokens("val_") == Tokens(all.begin(), all.begin() + 700));
