@@ -17,8 +17,7 @@ void fuzz(std::string_view input) {
     CorpusRules rules;
     rules.split = choice % 4 == 1 ? "blank-lines" : choice % 4 == 2 ? "end-of-text" : "none";
     rules.val_fraction = choice & 8 ? 0.25 : 0.0;
-    std::vector<std::string> none;
-    std::vector<TextFile> files = find_text_files({memory_file(text)}, none);
+    std::vector<TextFile> files = find_text_files({memory_file(text)}).texts;
     require(files.size() == 1 && files[0].size == int64_t(text.size()));
     files[0].jsonl = choice % 4 == 3;
     CorpusReader reader(files, rules);

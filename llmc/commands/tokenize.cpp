@@ -241,10 +241,10 @@ static int64_t check_files(const std::vector<TextFile>& files) {
     return bytes;
 }
 
-// Names the first three.
-static void print_left_out(const std::vector<std::string>& files) {
+// Names the first three. why: what the files are.
+static void print_left_out(const std::vector<std::string>& files, const char* why) {
     if (files.empty()) return;
-    std::string text = "left out: " + counted(int64_t(files.size()), "file") + " of other kinds:";
+    std::string text = format("left out: %s %s:", counted(int64_t(files.size()), "file").c_str(), why);
     for (size_t i = 0; i < files.size() && i < 3; i++) text += (i > 0 ? ", " : " ") + files[i];
     print_message(text + (files.size() > 3 ? " ..." : ""));
 }
@@ -283,12 +283,12 @@ int run_tokenize(const Options& o, const Launch& launch) {
     const CorpusRules rules{o.split, o.text_key, o.skip_bad_lines, o.val_fraction};
     const int threads = omp_get_max_threads();
     check_threads(threads);
-    std::vector<std::string> left_out;
-    std::vector<TextFile> files = find_text_files(o.inputs, left_out);
-    if (!o.quiet) print_left_out(left_out);
-    Progress progress{o.quiet, check_files(files)};
+    FoundFiles found = find_text_files(o.inputs);
+    if (!o.quiet) print_left_out(found.others, "of other kinds");
+    if (!o.quiet) print_left_out(found.again, "already read");
+    Progress progress{o.quiet, check_files(found.texts)};
     int64_t before = 0;
-    for (TextFile& file : files) {
+    for (TextFile& file : found.texts) {
         measure_text(file, rules, [&](int64_t read) { progress.bytes("unpacking", before + read); });
         before += file.size;
     }
@@ -303,12 +303,12 @@ int run_tokenize(const Options& o, const Launch& launch) {
     remove_shards(o.output, find_shards(o.output, ".bin.tmp"));  // left behind by a call that was killed
     progress.start = seconds_now();
     const Tokenizer tokenizer =
-        o.train_bpe > 0 ? train_on(o, files, rules, threads, progress) : load_tokenizer(o.tokenizer);
+        o.train_bpe > 0 ? train_on(o, found.texts, rules, threads, progress) : load_tokenizer(o.tokenizer);
     if (o.special_tokens) check_added(tokenizer);
     ShardSet train{o.output + "/train", 1, o.shard_tokens, tokenizer.vocab_size()};
     ShardSet val{o.output + "/val", 0, o.shard_tokens, tokenizer.vocab_size()};
     progress.start = seconds_now();
-    Batches batches{{files, rules}, threads};
+    Batches batches{{found.texts, rules}, threads};
     const int64_t added = encode_all(o, batches, tokenizer, progress, train, val);
     const double seconds = std::max(1e-3, seconds_now() - progress.start);
     progress.line.clear();
@@ -317,7 +317,7 @@ int run_tokenize(const Options& o, const Launch& launch) {
              val.tokens == 0 ? "the %zu input files hold no text (%s bytes)"
                              : "all of the text of the %zu input files (%s bytes) was held out; lower "
                                "--val-tokens or --val-fraction",
-             files.size(), with_commas(batches.reader.bytes_read).c_str());
+             found.texts.size(), with_commas(batches.reader.bytes_read).c_str());
     train.complete();
     val.complete();
     // The old shards are removed only now, when the new ones are on disk: an error before this loses nothing.

@@ -77,15 +77,21 @@ static TextFile inspect(const std::string& path) {
     return file;
 }
 
+using FileId = std::pair<dev_t, ino_t>;
+
+static FileId id_of(const std::string& path) {
+    struct stat status = {};
+    if (stat(path.c_str(), &status) != 0) fail_errno(EXIT_NO_INPUT, path, "open");
+    return {status.st_dev, status.st_ino};
+}
+
 // The files in a folder. Links to folders are followed after all of its own folders, and only to folders that are new.
 struct FolderWalk {
     std::vector<std::string> texts, others, links;
-    std::set<std::pair<dev_t, ino_t>> seen;
+    std::set<FileId> seen;
 
     void walk(const std::string& folder) {
-        struct stat status = {};
-        if (stat(folder.c_str(), &status) != 0) fail_errno(EXIT_NO_INPUT, folder, "open the folder");
-        if (!seen.insert({status.st_dev, status.st_ino}).second) return;
+        if (!seen.insert(id_of(folder)).second) return;
         for (const std::string& name : list_directory(folder)) {
             const std::string path = fs::path(folder) / name;
             std::error_code ignored;
@@ -98,8 +104,8 @@ struct FolderWalk {
     }
 };
 
-// Returns the text files of a folder, and adds its other files to left_out.
-static std::vector<std::string> files_in(const std::string& folder, std::vector<std::string>& left_out) {
+// Returns the text files of a folder, and adds its other files to `others`.
+static std::vector<std::string> files_in(const std::string& folder, std::vector<std::string>& others) {
     FolderWalk found;
     found.walk(folder);
     for (size_t i = 0; i < found.links.size(); i++) found.walk(std::string(found.links[i]));
@@ -109,16 +115,20 @@ static std::vector<std::string> files_in(const std::string& folder, std::vector<
              "%s: holds no text file (.txt .text .md .markdown .rst .jsonl .ndjson, also with .gz .zst .xz, or "
              ".parquet); name the files",
              folder.c_str());
-    left_out.insert(left_out.end(), found.others.begin(), found.others.end());
+    others.insert(others.end(), found.others.begin(), found.others.end());
     return found.texts;
 }
 
-std::vector<TextFile> find_text_files(const std::vector<std::string>& inputs, std::vector<std::string>& left_out) {
-    std::vector<TextFile> found;
+FoundFiles find_text_files(const std::vector<std::string>& inputs) {
+    FoundFiles found;
+    std::set<FileId> seen;
     for (const std::string& input : inputs) {
         if (!path_exists(input)) fail(EXIT_NO_INPUT, "%s: there is no such file or folder", input.c_str());
-        for (const std::string& path : is_directory(input) ? files_in(input, left_out) : std::vector{input})
-            found.push_back(inspect(path));
+        for (const std::string& path : is_directory(input) ? files_in(input, found.others) : std::vector{input})
+            if (seen.insert(id_of(path)).second)
+                found.texts.push_back(inspect(path));
+            else
+                found.again.push_back(path);
     }
     return found;
 }

@@ -3,7 +3,7 @@
 // Inputs are files and folders. A folder is searched recursively in the order of the names. Files in it that end in
 // .txt .text .md .markdown .rst .jsonl or .ndjson, also with .gz .zst .xz after it, or in .parquet are read, apart from
 // hidden ones and a tokenizer's merges.txt. A file that is named directly is read, with any name. Links are followed,
-// but no folder is read twice. In .jsonl and .ndjson files each line is a JSON object and a document, in .parquet files
+// but nothing is read twice. In .jsonl and .ndjson files each line is a JSON object and a document, in .parquet files
 // each row is a document; CorpusRules says how a text file is split into documents. Text is UTF-8. A byte order mark at
 // the start of a file is dropped; other invalid bytes are kept.
 //
@@ -40,9 +40,15 @@ struct CorpusRules {
     double val_fraction = 0.0;    // 0 to 0.5
 };
 
+struct FoundFiles {
+    std::vector<TextFile> texts;      // each file once
+    std::vector<std::string> others;  // files in folders that are no text
+    std::vector<std::string> again;   // names, or links, of text files that are in `texts` already
+};
+
 // Refuses inputs that do not exist or cannot be read, folders without text files (EXIT_NO_INPUT), and files that are
-// damaged, UTF-16 or token shards (EXIT_BAD_DATA). Adds to left_out the files in folders that are no text.
-std::vector<TextFile> find_text_files(const std::vector<std::string>& inputs, std::vector<std::string>& left_out);
+// damaged, UTF-16 or token shards (EXIT_BAD_DATA).
+FoundFiles find_text_files(const std::vector<std::string>& inputs);
 // Sets text_bytes, if it is unknown and the end of the text is held out: unpacks the file once more.
 // progress(bytes of the file that were read) is called for each piece.
 void measure_text(TextFile& file, const CorpusRules& rules, const std::function<void(int64_t)>& progress);
