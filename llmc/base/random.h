@@ -4,7 +4,7 @@
 // the value after the colon fills the lower bits:
 //   0x0000  initial weights: tensor << 32 | layer (model/params.cpp)
 //   0x5ada  stochastic rounding of the weights: step (ROUNDING_STREAMS, ops/ops.h)
-//   0x8000  sampling of generated tokens: number of the text (infer/sampler.cpp)
+//   0x8000  sampling of generated tokens: number of the text (infer/generate.cpp)
 //   0xda7a  order of the training data: epoch (data/dataloader.cpp)
 //
 // Philox4x32-10: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.

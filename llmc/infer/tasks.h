@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "infer/score.h"
+#include "infer/eval.h"
 #include "text/tokenizer.h"
 
 struct TaskRow {

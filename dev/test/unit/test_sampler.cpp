@@ -1,6 +1,6 @@
 // test_sampler.cpp: compares the frequencies of sampled tokens with their probabilities, and tests logits with only one
 // possible token.
-#include "infer/sampler.h"
+#include "infer/generate.h"
 
 #include <doctest/doctest.h>
 
