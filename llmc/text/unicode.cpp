@@ -1,32 +1,30 @@
-// unicode.cpp: looks up character classes in a table of 1.1 MB, one byte per code point, which is filled from ranges at
+// unicode.cpp: looks up character classes in a table of 1.1 MB, one byte per code point, which is filled from runs at
 // first use. A text touches only those few cache lines that hold its scripts. ASCII, the bulk of most texts, skips
 // the table.
 #include "text/unicode.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <vector>
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "skip_letters() counts bytes from the low end");
 
-struct CodeRange {
-    uint32_t first, last;
-};
 #include "text/unicode_table.inc"
 
-static constexpr CodeRange white_ranges[] = {{0x09, 0x0d},     {0x20, 0x20},     {0x85, 0x85},     {0xa0, 0xa0},
-                                             {0x1680, 0x1680}, {0x2000, 0x200a}, {0x2028, 0x2029}, {0x202f, 0x202f},
-                                             {0x205f, 0x205f}, {0x3000, 0x3000}};
+static constexpr uint32_t white[] = {0x09,   0x0a,   0x0b,   0x0c,   0x0d,   0x20,   0x85,   0xa0,   0x1680,
+                                     0x2000, 0x2001, 0x2002, 0x2003, 0x2004, 0x2005, 0x2006, 0x2007, 0x2008,
+                                     0x2009, 0x200a, 0x2028, 0x2029, 0x202f, 0x205f, 0x3000};
 
 static std::vector<CharClass> build_classes() {
     std::vector<CharClass> classes(0x110000, OTHER);
-    const auto fill = [&](const auto& ranges, CharClass type) {
-        for (const CodeRange& r : ranges)
-            for (uint32_t code = r.first; code <= r.last; code++) classes[code] = type;
+    const auto fill = [&](const auto& runs, CharClass type) {
+        auto at = classes.begin();
+        for (size_t i = 0; i < std::size(runs); i += 2) at = std::fill_n(at + runs[i], runs[i + 1], type);
     };
-    fill(letter_ranges, LETTER);
-    fill(number_ranges, NUMBER);
-    fill(white_ranges, WHITE);
+    fill(letter_runs, LETTER);
+    fill(number_runs, NUMBER);
+    for (const uint32_t code : white) classes[code] = WHITE;
     return classes;
 }
 
@@ -54,31 +52,20 @@ static constexpr ByteClasses byte_classes = [] {
 
 static CharClass byte_class(char c) { return byte_classes.of[uint8_t(c)]; }
 
-// Decodes a character outside of ASCII. The bounds of the second byte exclude overlong forms, surrogates and code
-// points above U+10FFFF.
+// Decodes a character outside of ASCII. Overlong forms, surrogates and code points above U+10FFFF are invalid.
 static Char multi_char_at(const char* p, const char* end) {
+    static constexpr uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};  // code point, by number of bytes
     const Char invalid{OTHER, 1, false};
-    const auto byte = [&](int i) { return uint32_t(uint8_t(p[i])); };
-    const auto continues = [&](int i) { return (byte(i) & 0xc0) == 0x80; };
-    const uint32_t first = byte(0);
-    const int64_t left = end - p;
-    if (first >= 0xc2 && first <= 0xdf) {
-        if (left < 2 || !continues(1)) return invalid;
-        return {class_of((first & 0x1f) << 6 | (byte(1) & 0x3f)), 2, true};
+    const uint32_t first = uint8_t(*p);
+    const int bytes = first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
+    if (first < 0xc2 || first > 0xf4 || end - p < bytes) return invalid;
+    uint32_t code = first & (0x7f >> bytes);
+    for (int i = 1; i < bytes; i++) {
+        if ((p[i] & 0xc0) != 0x80) return invalid;
+        code = code << 6 | (p[i] & 0x3f);
     }
-    if (first >= 0xe0 && first <= 0xef) {
-        if (left < 3 || !continues(1) || !continues(2)) return invalid;
-        const uint32_t code = (first & 0x0f) << 12 | (byte(1) & 0x3f) << 6 | (byte(2) & 0x3f);
-        if (code < 0x800 || (code >= 0xd800 && code <= 0xdfff)) return invalid;
-        return {class_of(code), 3, true};
-    }
-    if (first >= 0xf0 && first <= 0xf4) {
-        if (left < 4 || !continues(1) || !continues(2) || !continues(3)) return invalid;
-        const uint32_t code = (first & 0x07) << 18 | (byte(1) & 0x3f) << 12 | (byte(2) & 0x3f) << 6 | (byte(3) & 0x3f);
-        if (code < 0x10000 || code > 0x10ffff) return invalid;
-        return {class_of(code), 4, true};
-    }
-    return invalid;
+    const bool is_surrogate = code >= 0xd800 && code <= 0xdfff;
+    return code < least[bytes] || is_surrogate || code > 0x10ffff ? invalid : Char{class_of(code), bytes, true};
 }
 
 Char char_at(const char* p, const char* end) {
