@@ -171,17 +171,13 @@ struct Border {
 };
 
 static Border next_border(std::string_view text, size_t from, bool jsonl, const std::string& split) {
-    constexpr size_t none = std::string_view::npos;
-    if (jsonl) {
-        const size_t newline = text.find('\n', from);
-        return {newline, newline == none ? none : newline + 1};
-    }
-    if (split == "blank-lines") {
+    if (!jsonl && split == "blank-lines") {
         const size_t end = section_end(text, from);
         return {end, end};
     }
-    const size_t marker = text.find(END_OF_TEXT, from);
-    return {marker, marker == none ? none : marker + strlen(END_OF_TEXT)};
+    const std::string_view mark = jsonl ? "\n" : END_OF_TEXT;
+    const size_t end = text.find(mark, from);
+    return {end, end == text.npos ? text.npos : end + mark.size()};
 }
 
 static bool is_blank(std::string_view text) { return text.find_first_not_of(" \t\r\n") == std::string_view::npos; }

@@ -72,9 +72,6 @@ using Ids = std::unordered_map<std::string, int>;  // ids by the token's text in
 
 static Ids read_vocab(const json& vocab, const std::string& where) {
     if (!vocab.is_object()) fail(EXIT_BAD_DATA, "%s: the vocabulary is not an object of tokens and ids", where.c_str());
-    if (vocab.size() > MAX_VOCAB_SIZE)
-        fail(EXIT_BAD_DATA, "%s: has %zu tokens; at most %d are supported", where.c_str(), vocab.size(),
-             MAX_VOCAB_SIZE);
     Ids ids;
     ids.reserve(vocab.size());
     for (const auto& [token, id] : vocab.items()) {
@@ -108,9 +105,6 @@ static bool setting(const json& token, const char* name, const std::string& wher
 
 static void read_added_tokens(Tokenizer& tokenizer, Ids& ids, const json& added, const std::string& where) {
     if (!added.is_array()) fail(EXIT_BAD_DATA, "%s: added_tokens is not a list", where.c_str());
-    if (added.size() > MAX_VOCAB_SIZE)
-        fail(EXIT_BAD_DATA, "%s: has %zu added tokens; at most %d are supported", where.c_str(), added.size(),
-             MAX_VOCAB_SIZE);
     for (const json& token : added) {
         if (!token.is_object() || !token.contains("content") || !token["content"].is_string() ||
             !token.contains("id") || !token["id"].is_number_unsigned() || token["id"].get<uint64_t>() >= MAX_VOCAB_SIZE)
