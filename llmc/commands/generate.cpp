@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
+#include <fstream>
 #include <iostream>
 
 #include <poll.h>
@@ -13,6 +15,20 @@
 #include "commands/commands.h"
 #include "model/mfu.h"
 #include "train/run.h"
+
+// Reads --prompt-file. A pipe, as <(command) and /dev/stdin are, has no size that read_file could check.
+static std::string read_prompt(const std::string& path) {
+    constexpr int64_t most = 16 << 20;
+    std::error_code ignored;
+    if (!std::filesystem::is_other(path, ignored)) return read_file(path, most);
+    std::ifstream pipe(path);
+    if (!pipe) fail_errno(EXIT_NO_INPUT, path, "open");
+    std::string text(size_t(most + 1), '\0');
+    pipe.read(text.data(), most + 1);
+    if (pipe.gcount() > most)
+        fail(EXIT_BAD_DATA, "--prompt-file %s has more than %s bytes", path.c_str(), with_commas(most).c_str());
+    return text.substr(0, size_t(pipe.gcount()));
+}
 
 // Returns the tokens of a prompt. option: where it comes from.
 static std::vector<int> encode_prompt(const Options& o, const RunStart& source, const std::string& text,
@@ -51,7 +67,7 @@ static int generate_text(const Options& o, Comm& comm) {
     check_tensor_parallel(o, source.config, source.config.max_T, comm.world_size);
     const bool has_file = !o.prompt_file.empty(), talks = o.prompt.empty() && !has_file && isatty(STDIN_FILENO);
     std::string text = o.prompt;
-    if (has_file) text = comm.all_gather_text(comm.rank == 0 ? read_file(o.prompt_file, 16 << 20) : "")[0];
+    if (has_file) text = comm.all_gather_text(comm.rank == 0 ? read_prompt(o.prompt_file) : "")[0];
     if (has_file && text.ends_with('\n')) text.pop_back();
     const std::vector<int> prompt = encode_prompt(o, source, text, has_file ? "--prompt-file" : "--prompt");
     compare_ranks(comm, o, source, nullptr);

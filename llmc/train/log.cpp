@@ -281,8 +281,9 @@ void Log::val(int64_t step, double val_loss, double bytes_per_token) {
     }
     if (const auto loss = options.reference.loss_at(step)) {
         line.add_float("reference_loss", float(*loss));
-        text += format(" | %.4f %s %s", printed(std::fabs(val_loss - *loss)), val_loss < *loss ? "below" : "above",
-                       options.reference.name.c_str());
+        const double distance = printed(std::fabs(val_loss - *loss));
+        const char* side = distance < 0.00005 ? "from" : val_loss < *loss ? "below" : "above";
+        text += format(" | %.4f %s %s", distance, side, options.reference.name.c_str());
     }
     print_line(text);
     append(line.finished());

@@ -51,6 +51,10 @@ def test_a_prompt_file_is_the_prompt_without_a_newline_at_its_end(content, train
     options = ["--max-tokens 9 --init", trained.folder]
     from_file = run(PROGRAM, "generate --prompt-file", tmp_path / "prompt.txt", *options)
     assert from_file.out == run(PROGRAM, "generate --prompt 'the king'", *options).out
+    for pipe in ('cat "$0" | "$@" --prompt-file /dev/stdin', 'exec "$@" --prompt-file <(cat "$0")'):
+        piped = run(["bash", "-c", pipe], tmp_path / "prompt.txt", PROGRAM, "generate", *options)
+        assert piped.out == from_file.out
+    refused(65, "/dev/zero has more than 16,777,216 bytes", PROGRAM, "generate --prompt-file /dev/zero", *options)
     assert re.fullmatch(r"9 tokens in [0-9.]+ s: [0-9.]+ tokens/s\n", from_file.err)
     (tmp_path / "prompt.txt").write_text(content * 20)
     refused(2, "--prompt-file has ", PROGRAM, "generate --prompt-file", tmp_path / "prompt.txt", *options)

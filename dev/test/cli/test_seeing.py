@@ -143,7 +143,8 @@ def test_a_run_says_how_far_it_is_from_its_reference_also_when_it_is_resumed_els
     assert references == first.val_losses() and list(references) == [0, 4, 8, 12]
     for step in references:
         difference = losses[step] - references[step]
-        words = f"{abs(difference):.4f} {'below' if difference < 0 else 'above'} "
+        side = "from" if abs(difference) < 5e-5 else "below" if difference < 0 else "above"
+        words = f"{abs(difference):.4f} {side} "
         assert re.search(fr"step +{step}/12 \| val loss {losses[step]:.4f} .* \| {words}", printed), printed
     assert second.lines("run")[-1]["reference"]["losses"] == [[step, pytest.approx(loss)] for step, loss
                                                               in references.items()]
