@@ -10,18 +10,12 @@
 #include "base/files.h"
 #include "commands/commands.h"
 #include "infer/tasks.h"
-#include "model/mfu.h"
-#include "train/run.h"
 
-namespace {
 struct Scored {
     std::string name;
     std::vector<const Sequence*> sequences;
     bool greedy;
 };
-}  // namespace
-
-static std::string gib(int64_t bytes) { return plain_number(double(bytes) / double(1 << 30)) + " GiB"; }
 
 // Refuses a micro-batch that does not fit into memory, before any is allocated: the kernel gives memory page by page,
 // so a lack of it would show only after many seconds.
@@ -39,7 +33,7 @@ static void check_memory(const Options& o, const GPT2Config& config, int T, cons
     // CPU ranks that share a layer also share the memory of their machine.
     if (fits == 0 && !device_memory_is_host()) advice += ", or --tensor-parallel on more ranks";
     fail(EXIT_USAGE, "--micro-batch %d with --seq-len %d needs %s of memory, and %s are free; try %s", o.micro_batch, T,
-         gib(bytes(o.micro_batch)).c_str(), gib(available).c_str(), advice.c_str());
+         human_bytes(bytes(o.micro_batch)).c_str(), human_bytes(available).c_str(), advice.c_str());
 }
 
 // Reports progress to the watchdog, and on rank 0 to the user.

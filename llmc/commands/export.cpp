@@ -4,7 +4,6 @@
 #include "base/print.h"
 #include "checkpoint/gguf.h"
 #include "commands/commands.h"
-#include "train/run.h"
 
 // A model may have more tokens than its tokenizer: these get names that no text has.
 static GGUFVocabulary vocabulary_of(const Tokenizer& tokenizer, int V) {

@@ -13,8 +13,6 @@
 #include "base/files.h"
 #include "base/print.h"
 #include "commands/commands.h"
-#include "model/mfu.h"
-#include "train/run.h"
 
 // Reads --prompt-file. A pipe, as <(command) and /dev/stdin are, has no size that read_file could check.
 static std::string read_prompt(const std::string& path) {
@@ -73,13 +71,8 @@ static int generate_text(const Options& o, Comm& comm) {
     compare_ranks(comm, o, source, nullptr);
     GPT2<floatX> model(source.config, Purpose::generate, 1, source.config.max_T, shard_of(groups.tp));
     load_model(model, source, comm, groups.tp);
-    Sampler sampler;
-    sampler.temperature = float(o.temperature);
-    sampler.top_k = o.top_k;
-    sampler.top_p = float(o.top_p);
-    sampler.repetition_penalty = float(o.repetition_penalty);
-    sampler.seed = o.seed;
-    sampler.vocab_size = source.tokenizer->vocab_size();
+    Sampler sampler = {float(o.temperature),        o.top_k, float(o.top_p),
+                       float(o.repetition_penalty), o.seed,  source.tokenizer->vocab_size()};
     int64_t texts = 0, tokens = 0;
     double seconds = 0.0;
     const auto print = [&, raw = !stdout_is_terminal()](const std::string& bytes) {

@@ -3,13 +3,11 @@
 
 #include <cmath>
 
-#include "train/run.h"
-#include "train/saver.h"
-#include "train/trainer.h"
-
 #include "checkpoint/checkpoint.h"
 #include "commands/commands.h"
 #include "model/mfu.h"
+#include "train/saver.h"
+#include "train/trainer.h"
 
 // Adds the time of a step and of the run, or of the remaining steps of a resumed run, and what that costs. The run is
 // --steps or the data, else ten billion tokens. It measures a step here, or else assumes ASSUMED_MFU. peak: FLOP/s of

@@ -34,8 +34,7 @@ int64_t window_at(int64_t g, int64_t num_windows, uint64_t seed) {
 
 Corpus open_corpus(const std::string& pattern, const char* option, int T) {
     INVARIANT(T > 0, "the data cannot be divided into windows of %d tokens", T);
-    Corpus corpus = {
-        .shards = {}, .first_window = {}, .T = T, .tokens = 0, .num_windows = 0, .vocab_size = 0, .fingerprint = 0};
+    Corpus corpus = {{}, {}, T};
     const std::vector<std::string> paths = glob_files(pattern, option);
     // Fewer places in each file if there are many files, which may be on slow network storage.
     const int places = std::clamp(512 / int(paths.size()), 2, 4);
@@ -81,16 +80,12 @@ DataLoader::DataLoader(const DataLoaderConfig& config)
 
 DataLoader::DataLoader(const DataLoaderConfig& config_, Corpus corpus_) : config(config_), corpus(std::move(corpus_)) {
     const int64_t per_call = int64_t(config.B) * config.world_size;  // windows of one next() on all ranks
-    INVARIANT(config.B > 0 && config.rank >= 0 && config.rank < config.world_size,
-              "cannot load data with --micro-batch %d on rank %d of %d", config.B, config.rank, config.world_size);
     num_windows = corpus.num_windows;
     int64_t& step = config.windows_per_step;
     if (step == 0 || config.in_order) step = per_call;
-    INVARIANT(step > 0 && step % per_call == 0,
-              "%s windows per step are not a multiple of %s = --micro-batch %d x %d ranks", with_commas(step).c_str(),
-              with_commas(per_call).c_str(), config.B, config.world_size);
-    INVARIANT(config.parts > 0 && step / per_call % config.parts == 0, "%lld micro-batches per rank in %d parts",
-              static_cast<long long>(step / per_call), config.parts);
+    INVARIANT(per_call > 0 && step > 0 && step % (per_call * config.parts) == 0,
+              "%s windows per step are not a multiple of --micro-batch %d x %d ranks x %d parts",
+              with_commas(step).c_str(), config.B, config.world_size, config.parts);
     if (config.in_order) {
         if (corpus.num_windows == 0)
             fail(EXIT_BAD_DATA, "%s, but at least one is needed; give more text or lower --seq-len",

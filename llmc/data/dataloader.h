@@ -32,12 +32,12 @@ struct Corpus {
     std::vector<Shard> shards;
     std::vector<int64_t> first_window;  // first window of each shard; the last entry is num_windows
     int T;
-    int64_t tokens;  // in all files
-    int64_t num_windows;
-    int vocab_size;  // size that the shards of version 2 state; 0: there are none
+    int64_t tokens = 0;  // in all files
+    int64_t num_windows = 0;
+    int vocab_size = 0;  // size that the shards of version 2 state; 0: there are none
     // Hash of the files' names (without folders) and sizes, and of a few pieces of their content. Comparing it shows
     // whether another rank, or a resumed run, has the same data.
-    uint64_t fingerprint;
+    uint64_t fingerprint = 0;
 };
 
 // Refuses shards that were made for vocabularies of different sizes (EXIT_BAD_DATA).

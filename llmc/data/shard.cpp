@@ -6,7 +6,6 @@
 #include <xxhash.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 #include <set>
 
@@ -17,7 +16,6 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "shards are little-endi
 
 static constexpr int HEADER_BYTES = 1024;
 static constexpr int32_t MAGIC = 20240520;
-static constexpr int64_t MAX_TOKENS = std::numeric_limits<int32_t>::max();  // the header's count is an int32
 static constexpr int32_t MAX_VOCAB = 1 << 20;
 
 Shard open_shard(const std::string& path, int places) {
@@ -63,15 +61,6 @@ uint64_t sampled_hash(const std::string& path, int places) {
     return XXH3_64bits(bytes.data(), bytes.size());
 }
 
-template <class Stored>
-static void widen(const std::vector<unsigned char>& bytes, int64_t count, int* out) {
-    for (int64_t i = 0; i < count; i++) {
-        Stored token;
-        memcpy(&token, bytes.data() + i * int64_t(sizeof(Stored)), sizeof(Stored));
-        out[i] = token > uint32_t(std::numeric_limits<int>::max()) ? -1 : int(token);  // -1 is refused by read_tokens
-    }
-}
-
 void read_tokens(const Shard& shard, int64_t begin, int64_t count, int vocab_size, int* out) {
     ENSURE(begin >= 0 && count >= 0 && count <= shard.tokens - begin,
            "%s: cannot read %s tokens from token %s on: it has %s", shard.path.c_str(), with_commas(count).c_str(),
@@ -85,19 +74,15 @@ void read_tokens(const Shard& shard, int64_t begin, int64_t count, int vocab_siz
         fail(EXIT_BAD_DATA, "%s: became shorter while it was in use: it had %s tokens, and now ends at byte %s",
              shard.path.c_str(), with_commas(shard.tokens).c_str(), with_commas(file.size).c_str());
     file.read_at(bytes.data(), offset, int64_t(bytes.size()));
-    if (shard.bytes_per_token == 2)
-        widen<uint16_t>(bytes, count, out);
-    else
-        widen<uint32_t>(bytes, count, out);
-
     for (int64_t i = 0; i < count; i++) {
-        if (out[i] >= 0 && out[i] < vocab_size) continue;
-        uint32_t stored = uint32_t(out[i]);
-        if (out[i] < 0) memcpy(&stored, bytes.data() + 4 * i, sizeof stored);
-        fail(EXIT_BAD_DATA,
-             "%s: token %s (byte %s) is %u, but the vocabulary has %d tokens (made with another tokenizer?)",
-             shard.path.c_str(), with_commas(begin + i).c_str(),
-             with_commas(offset + i * shard.bytes_per_token).c_str(), stored, vocab_size);
+        uint32_t token = 0;
+        memcpy(&token, bytes.data() + i * shard.bytes_per_token, size_t(shard.bytes_per_token));
+        if (token >= uint32_t(vocab_size))
+            fail(EXIT_BAD_DATA,
+                 "%s: token %s (byte %s) is %u, but the vocabulary has %d tokens (made with another tokenizer?)",
+                 shard.path.c_str(), with_commas(begin + i).c_str(),
+                 with_commas(offset + i * shard.bytes_per_token).c_str(), token, vocab_size);
+        out[i] = int(token);
     }
 }
 
@@ -171,8 +156,6 @@ void ShardWriter::write_header() {
 }
 
 void ShardWriter::append(const int* data, int64_t count) {
-    ENSURE(count <= MAX_TOKENS - tokens, "%s: a shard holds at most %s tokens; lower --shard-tokens", path.c_str(),
-           with_commas(MAX_TOKENS).c_str());
     const size_t width = vocab_size <= 65536 ? 2 : 4;
     std::vector<unsigned char> bytes(size_t(count) * width);
     for (int64_t i = 0; i < count; i++) {

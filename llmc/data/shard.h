@@ -31,9 +31,8 @@ void read_tokens(const Shard& shard, int64_t begin, int64_t count, int vocab_siz
 
 // Files whose names match the shell patterns, one in each line, which may be plain file names. They are sorted, and
 // each is there once: links to a file that is there already are left out. Refuses a pattern that matches nothing
-// (EXIT_NO_INPUT). Refuses a pattern that also matches an
-// unfinished shard of a ShardWriter (EXIT_BAD_DATA): the finished shards would be only a part of the data. `option` is
-// named in errors.
+// (EXIT_NO_INPUT). Refuses a pattern that also matches an unfinished shard of a ShardWriter (EXIT_BAD_DATA): the
+// finished shards would be only a part of the data. `option` is named in errors.
 std::vector<std::string> glob_files(const std::string& patterns, const char* option);
 
 // Writes one shard under the temporary name PATH.tmp, which finish() renames to PATH. The destructor of an unfinished
@@ -42,9 +41,9 @@ struct ShardWriter {
     ShardWriter(const std::string& path, int vocab_size);
     ~ShardWriter();
     ShardWriter(const ShardWriter&) = delete;
-    void append(const int* tokens, int64_t count);
-    void complete();  // syncs and closes the file, still under its temporary name
-    void finish();    // calls complete() if needed, then renames
+    void append(const int* tokens, int64_t count);  // up to 2^31 - 1 in all: the header's count is an int32
+    void complete();                                // syncs and closes the file, still under its temporary name
+    void finish();                                  // calls complete() if needed, then renames
 
     std::string path;
     int vocab_size;

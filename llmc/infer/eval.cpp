@@ -6,8 +6,6 @@
 #include <cstring>
 #include <numeric>
 
-#include "base/common.h"
-
 // Returns the numbers of each rank.
 template <class T>
 static std::vector<std::vector<T>> gather_numbers(Comm& comm, const std::vector<T>& own) {

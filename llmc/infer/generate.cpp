@@ -4,7 +4,6 @@
 #include <cmath>
 #include <numeric>
 
-#include "base/common.h"
 #include "base/print.h"
 #include "base/random.h"
 
@@ -86,9 +85,7 @@ void check_prompt(const std::vector<int>& prompt, int T, const char* option) {
 template <class floatX>
 static std::vector<float> logits_of_row(GPT2<floatX>& model, int row) {
     const std::vector<floatX> logits = to_host(model.row_logits(row), model.config.V);
-    std::vector<float> out(logits.size());
-    for (size_t i = 0; i < logits.size(); i++) out[i] = float(logits[i]);
-    return out;
+    return std::vector<float>(logits.begin(), logits.end());
 }
 
 template <class floatX>

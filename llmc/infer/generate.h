@@ -16,8 +16,8 @@ struct Sampler {
     float repetition_penalty = 1.0f;  // generate() applies it to the logits; 1: off
     uint64_t seed = 0;
     int vocab_size = std::numeric_limits<int>::max();  // tokens from here on, which pad the model's rows, are left out
-    std::vector<int> candidates;                       // working memory
-    std::vector<double> weights;
+    std::vector<int> candidates = {};                  // working memory
+    std::vector<double> weights = {};
 };
 
 // Returns a token in [0, min(V, vocab_size)). The token depends only on the logits, settings, seed, text and position,
@@ -31,9 +31,9 @@ void check_prompt(const std::vector<int>& prompt, int T, const char* option = "-
 // Continues the prompt (1 to model.T tokens) by up to max_tokens tokens. emit is called with each token and returns
 // false to stop. When the context is full, its first `kept` tokens (less than model.T) and the newer half of the others
 // become the new prompt, and generation continues. The model needs Purpose::generate or train, and B of at least 1.
-// `text` numbers the random draws of sample_token. The repetition penalty divides the positive logits of all tokens that
-// are in the prompt or were generated, and multiplies the others, as transformers' RepetitionPenaltyLogitsProcessor
-// does.
+// `text` numbers the random draws of sample_token. The repetition penalty divides the positive logits of all tokens
+// that are in the prompt or were generated, and multiplies the others, as transformers'
+// RepetitionPenaltyLogitsProcessor does.
 template <class floatX>
 void generate(GPT2<floatX>& model, const std::vector<int>& prompt, int max_tokens, Sampler& sampler, uint64_t text,
               const std::function<bool(int token)>& emit, int kept = 0);

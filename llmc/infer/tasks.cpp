@@ -14,7 +14,6 @@
 using nlohmann::json;
 
 static constexpr int32_t EVAL_MAGIC = 20240522;
-static constexpr int64_t LARGEST_FILE = int64_t(1) << 31;
 
 // ---- rows
 
@@ -192,7 +191,7 @@ std::vector<Task> read_tasks(const std::string& files, const Tokenizer& tokenize
     std::string separated = files, path;
     std::replace(separated.begin(), separated.end(), ',', '\n');
     for (std::istringstream paths(separated); std::getline(paths, path);) {
-        const std::string text = read_file(path, LARGEST_FILE), file = path.substr(path.rfind('/') + 1);
+        const std::string text = read_file(path, int64_t(1) << 31), file = path.substr(path.rfind('/') + 1);
         const bool is_binary = text.compare(0, 4, reinterpret_cast<const char*>(&EVAL_MAGIC), 4) == 0;
         Task task = {file.substr(0, file.rfind('.')), {}};
         task.rows = is_binary ? read_examples(text, tokenizer, path) : read_lines(text, encoder, path);

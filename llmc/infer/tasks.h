@@ -1,8 +1,7 @@
 // tasks.h: evaluation tasks: files of rows, each a choice between continuations, or one continuation to predict.
 //
 // A line of a JSON lines file is an object of one of these shapes:
-//   {"context": .., "continuation": ..}                         right if each token of the continuation is the
-//   likeliest
+//   {"context": .., "continuation": ..}                         right if each of its tokens is the likeliest
 //   {"query": .., "choices": [..], "gold": N}                   choice N, from 0, is right
 //   {"ctx": .., "endings": [..], "label": N}                    the same; HellaSwag as published
 //   {"context_options": [..], "continuation": .., "gold": N}    the continuation is likeliest after context N
@@ -21,7 +20,7 @@ struct TaskRow {
 };
 
 struct Task {
-    std::string name;  // of the file, without folder and extension
+    std::string name;  // the file's, without folder and extension
     std::vector<TaskRow> rows;
     int64_t cut = 0;  // rows that lost tokens on the left, because they were longer than the context
 

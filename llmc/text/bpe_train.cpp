@@ -68,19 +68,6 @@ struct Pair {
     int round = -1;               // the last round that raised its count
 };
 
-// All pairs, and the index of each by its tokens.
-struct Pairs {
-    std::vector<Pair> pairs;
-    std::unordered_map<uint64_t, int> numbers;
-
-    int find_or_add(int left, int right) {
-        const uint64_t key = uint64_t(left) << 32 | uint64_t(right);
-        const auto [found, is_new] = numbers.emplace(key, int(pairs.size()));
-        if (is_new) pairs.push_back({left, right});
-        return found->second;
-    }
-};
-
 // An entry of the heap. The order is by higher count, then by smaller tokens.
 struct Candidate {
     int64_t count;
@@ -94,17 +81,24 @@ struct Candidate {
 
 struct Trainer {
     Words words;
-    Pairs pairs;
+    std::vector<Pair> pairs;
+    std::unordered_map<uint64_t, int> numbers;  // index of a pair by its tokens
     std::priority_queue<Candidate> queue;
     std::vector<int> raised;  // pairs whose counts this round has raised; pushed into the heap when the round ends
     int round = 0;
 
-    Pair& pair(int number) { return pairs.pairs[size_t(number)]; }
+    Pair& pair(int number) { return pairs[size_t(number)]; }
 
-    void remove_occurrence(int left, int right, int64_t count) { pair(pairs.find_or_add(left, right)).count -= count; }
+    int find_or_add(int left, int right) {
+        const auto [found, is_new] = numbers.emplace(uint64_t(left) << 32 | uint64_t(right), int(pairs.size()));
+        if (is_new) pairs.push_back({left, right});
+        return found->second;
+    }
+
+    void remove_occurrence(int left, int right, int64_t count) { pair(find_or_add(left, right)).count -= count; }
 
     void add_occurrence(int left, int right, int word) {
-        const int number = pairs.find_or_add(left, right);
+        const int number = find_or_add(left, right);
         Pair& p = pair(number);
         p.count += words.count[size_t(word)];
         if (p.words.empty() || p.words.back() != word) p.words.push_back(word);
@@ -179,9 +173,8 @@ struct Trainer {
 
 Tokenizer train_bpe(const PieceCounts& counts, int vocab_size,
                     const std::function<void(int done, int total)>& progress) {
-    ENSURE(vocab_size >= MIN_VOCAB_SIZE && vocab_size <= MAX_VOCAB_SIZE,
-           "cannot train a vocabulary of %d tokens: give a size from %d (the 256 bytes and %s) to %d", vocab_size,
-           MIN_VOCAB_SIZE, END_OF_TEXT, MAX_VOCAB_SIZE);
+    INVARIANT(vocab_size >= MIN_VOCAB_SIZE && vocab_size <= MAX_VOCAB_SIZE, "cannot train a vocabulary of %d tokens",
+              vocab_size);
     const Tokenizer bytes = tokenizer_from_merges({});
     std::vector<std::string> tokens(bytes.tokens.begin(), bytes.tokens.end() - 1);  // without <|endoftext|>
     std::unordered_map<std::string, int> ids;
@@ -195,16 +188,13 @@ Tokenizer train_bpe(const PieceCounts& counts, int vocab_size,
     while (int(tokens.size()) < start + total) {
         const int best = trainer.take_best();
         const int done = int(tokens.size()) - start;
-        if (best < 0 && counts.bytes_left_out > 0)
-            fail(EXIT_BAD_DATA,
-                 "the text has too few words for a vocabulary of %d tokens: they suffice for %d; %s bytes are in words "
-                 "of more than %d bytes, which are ignored; is it text?",
-                 vocab_size, done + MIN_VOCAB_SIZE, with_commas(counts.bytes_left_out).c_str(), PieceCounts::MAX_PIECE);
         if (best < 0)
             fail(EXIT_BAD_DATA,
                  "the text is too short for a vocabulary of %d tokens: with %d tokens every word is a single token, so "
-                 "no pair is left to merge; give more text, or --train-bpe %d",
-                 vocab_size, done + MIN_VOCAB_SIZE, done + MIN_VOCAB_SIZE);
+                 "no pair is left to merge; give more text, or --train-bpe %d (%s bytes are in words of more than %d "
+                 "bytes, which are ignored)",
+                 vocab_size, done + MIN_VOCAB_SIZE, done + MIN_VOCAB_SIZE, with_commas(counts.bytes_left_out).c_str(),
+                 PieceCounts::MAX_PIECE);
         const Pair& pair = trainer.pair(best);
         int token = pair.token;  // not -1: the pair was merged before, and another merge has made its tokens again
         if (token < 0) {

@@ -1,17 +1,23 @@
 #include "text/text_reader.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
+#include <csignal>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <sys/stat.h>
+#include <utility>
 
-#include "base/common.h"
 #include "base/files.h"
 #include "base/json.h"
-#include "text/text_stream.h"
 #include "text/unicode.h"
 #include "text/tokenizer.h"
 
@@ -20,6 +26,154 @@ namespace fs = std::filesystem;
 static constexpr int64_t CHUNK_BYTES = 64 << 10;
 static constexpr int64_t LONG_DOCUMENT = 64 << 10;  // bytes; the end of longer documents is held out
 static constexpr int64_t CUT_WINDOW = 64 << 10;     // bytes in which the start of a line is searched
+
+// ---- files that a program unpacks
+
+static constexpr int64_t PEEKED = 64 << 10;    // bytes that peek reads at least
+static constexpr int CANNOT_BE_STARTED = 127;  // exit code
+
+struct Unpacker {
+    std::string suffix;
+    std::vector<const char*> command;
+    const char* package;  // has the program
+};
+
+static const Unpacker* unpacker_of(const std::string& path) {
+    static const Unpacker unpackers[] = {
+        {".gz", {"gzip", "-dc"}, "gzip"},
+        {".zst", {"zstd", "-dc", "--long=31"}, "zstd"},  // also what was packed with --long, in windows up to 2 GiB
+        {".xz", {"xz", "-dc"}, "xz-utils"},
+        {".parquet", {"python3"}, "python3"}};
+    for (const Unpacker& unpacker : unpackers)
+        if (path.ends_with(unpacker.suffix)) return &unpacker;
+    return nullptr;
+}
+
+static bool is_packed(const std::string& path) { return unpacker_of(path) != nullptr; }
+
+// a.jsonl.gz -> a.jsonl; .parquet stays
+static std::string without_packing(const std::string& path) {
+    if (!is_packed(path) || path.ends_with(".parquet")) return path;
+    return path.substr(0, path.size() - unpacker_of(path)->suffix.size());
+}
+
+// The script is in the tree of the sources, where the program is too, or where `make install` puts it.
+static std::string parquet_script() {
+    std::error_code ignored;
+    const fs::path folder = fs::read_symlink("/proc/self/exe", ignored).parent_path();
+    for (const char* place : {"../share/train_gpt2", "scripts", "../../scripts", "../../../scripts"})
+        if (const fs::path script = folder / place / "parquet_text.py"; path_exists(script)) return script;
+    fail(EXIT_NO_INPUT, "scripts/parquet_text.py, which reads .parquet files, is neither in the sources nor installed");
+}
+
+// Reads a text file from its begin to its end. The program that unpacks it has the file as its standard input; no shell
+// starts it.
+struct TextStream {
+    TextStream(const std::string& path, const std::string& text_key);  // text_key: the column of a .parquet file
+    TextStream(const TextStream&) = delete;
+    ~TextStream();  // ends the program
+
+    // Both return the next bytes, fewer only at the end. There they refuse a file that the program could not unpack to
+    // its end (EXIT_BAD_DATA), and a program that is not installed (EXIT_NO_INPUT). peek leaves the bytes to read.
+    int64_t read(char* out, int64_t bytes);
+    std::string_view peek(int64_t bytes);
+    int64_t file_position() const;  // bytes of the file itself that were read
+
+  private:
+    void finish();
+    int64_t fetch(char* out, int64_t bytes);
+
+    InputFile file;
+    const Unpacker* unpacker;                                       // null: none is needed
+    int64_t position = 0;                                           // in a file without one
+    pid_t program = -1;                                             // -1: it has ended
+    int output = -1, status = 0;                                    // the end of its pipe; how it ended
+    std::unique_ptr<FILE, int (*)(FILE*)> errors{nullptr, fclose};  // its standard error
+    std::string ahead;                                              // read by peek
+};
+
+TextStream::TextStream(const std::string& path, const std::string& text_key) : file(path), unpacker(unpacker_of(path)) {
+    if (!unpacker) return;
+    const std::string script = unpacker->suffix == ".parquet" ? parquet_script() : "";
+    std::vector<const char*> words = unpacker->command;
+    if (!script.empty()) words.insert(words.end(), {script.c_str(), text_key.c_str()});
+    words.push_back(nullptr);
+    errors.reset(tmpfile());
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC) != 0) fail_errno(EXIT_IO, file.path, "open a pipe to unpack it");
+    program = fork();
+    if (program == 0) {
+        dup2(file.fd, 0), dup2(ends[1], 1);
+        if (errors) dup2(fileno(errors.get()), 2);
+        signal(SIGPIPE, SIG_DFL);  // ignored here; so the program ends when nobody reads its output any more
+        execvp(words[0], const_cast<char**>(words.data()));
+        _exit(CANNOT_BE_STARTED);
+    }
+    close(ends[1]);
+    output = ends[0];
+    if (program < 0) fail_errno(EXIT_IO, file.path, "start a process to unpack it");
+}
+
+TextStream::~TextStream() {
+    if (output >= 0) close(output);
+    if (program < 0) return;
+    kill(program, SIGKILL);
+    TEMP_FAILURE_RETRY(waitpid(program, &status, 0));
+}
+
+// Waits for the program, whose output has ended, and checks its exit code.
+void TextStream::finish() {
+    close(std::exchange(output, -1));
+    TEMP_FAILURE_RETRY(waitpid(program, &status, 0));
+    program = -1;
+    if (status == 0) return;
+    const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    if (code == CANNOT_BE_STARTED)
+        fail(EXIT_NO_INPUT, "%s: %s, which unpacks it, cannot be started: apt-get install %s", file.path.c_str(),
+             unpacker->command[0], unpacker->package);
+    std::string reason = format("exit code %d", code);
+    if (errors) rewind(errors.get());
+    for (char line[512]; errors && fgets(line, sizeof(line), errors.get());)
+        if (line[0] != '\n') reason = std::string(line, strcspn(line, "\n"));
+    fail(code == EXIT_NO_INPUT ? EXIT_NO_INPUT : EXIT_BAD_DATA, "%s: %s cannot read all of it: %s", file.path.c_str(),
+         unpacker->command[0], reason.c_str());
+}
+
+// Reads some of the next bytes; 0: the end.
+int64_t TextStream::fetch(char* out, int64_t bytes) {
+    if (!unpacker) {
+        bytes = std::min(bytes, file.size - position);
+        file.read_at(out, position, bytes);
+        position += bytes;
+        return bytes;
+    }
+    ssize_t got = 0;
+    while (output >= 0 && (got = ::read(output, out, size_t(bytes))) < 0)
+        if (errno != EINTR) fail_errno(EXIT_IO, file.path, "read what is unpacked");
+    if (output >= 0 && got == 0) finish();
+    return got;
+}
+
+int64_t TextStream::read(char* out, int64_t bytes) {
+    int64_t done = std::min(bytes, int64_t(ahead.size()));
+    memcpy(out, ahead.data(), size_t(done));
+    ahead.erase(0, size_t(done));
+    for (int64_t got = 1; got > 0 && done < bytes; done += got) got = fetch(out + done, bytes - done);
+    return done;
+}
+
+std::string_view TextStream::peek(int64_t bytes) {
+    const int64_t more = std::max(bytes, PEEKED);
+    for (int64_t got = 1; got > 0 && int64_t(ahead.size()) < bytes;) {
+        ahead.resize(ahead.size() + size_t(more));
+        got = fetch(ahead.data() + ahead.size() - more, more);
+        ahead.resize(ahead.size() - size_t(more - got));
+    }
+    return std::string_view(ahead).substr(0, size_t(bytes));
+}
+
+// The program shares the position in the file: its standard input is the same open file.
+int64_t TextStream::file_position() const { return unpacker ? lseek(file.fd, 0, SEEK_CUR) : position; }
 
 // ---- finding the files
 
@@ -185,8 +339,6 @@ static bool is_blank(std::string_view text) { return text.find_first_not_of(" \t
 // ---- reading
 
 CorpusReader::CorpusReader(const std::vector<TextFile>& files, const CorpusRules& rules) : files(files), rules(rules) {
-    ENSURE(rules.split == "none" || rules.split == "blank-lines" || rules.split == "end-of-text",
-           "--split %s is not known; give none, blank-lines or end-of-text", rules.split.c_str());
     few_files = double(files.size()) * rules.val_fraction < 1.0;
 }
 

@@ -27,7 +27,7 @@ struct TextFile {
     int64_t size;
     bool jsonl;             // also .parquet, which is unpacked to JSON lines
     int64_t odd_byte = -1;  // offset of the first zero byte or invalid UTF-8 in the first MiB of a text file; -1: none
-    int64_t text_bytes = INT64_MAX;  // of its text, unpacked; INT64_MAX: unknown
+    int64_t text_bytes = INT64_MAX;  // size of the unpacked text; INT64_MAX: unknown
 };
 
 struct CorpusRules {
@@ -90,7 +90,7 @@ struct CorpusReader {
     int64_t file_bytes = 0;  // sum of the sizes of the files before it
     std::unique_ptr<TextStream> input;
     int64_t begin = 0, end = 0;   // range of the text still to read: first the training part, then the held-out part
-    int64_t size = 0;             // of the text; INT64_MAX until it is known
+    int64_t size = 0;             // that of the text; INT64_MAX until it is known
     bool cut_follows = false;     // the held-out part begins with a line or a word at or after `end`
     int64_t lines = 0;            // lines of the file returned so far
     bool many_documents = false;  // the file is split into documents

@@ -2,6 +2,7 @@
 // OpenAI's.
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "base/common.h"
 #include "base/files.h"
@@ -268,21 +269,18 @@ Tokenizer parse_vocab_and_merges(const std::string& vocab, const std::string& me
         for (const auto& [content, id] : read_vocab(parse_json(added, where), where))
             add_token(tokenizer, ids, content, {.id = id, .special = false, .normalized = true}, where);
     finish_vocab(tokenizer, ids, where);
-    for (size_t begin = 0; begin < merges.size();) {
-        const size_t end = std::min(merges.find('\n', begin), merges.size());
-        std::string line = merges.substr(begin, end - begin);
-        if (!line.empty() && line.back() == '\r') line.pop_back();
-        const bool comment = begin == 0 && line.starts_with("#version");
-        if (!line.empty() && !comment) add_merge_line(tokenizer, ids, line, where);
-        begin = end + 1;
+    std::istringstream lines(merges);
+    std::string line;
+    if (merges.starts_with("#version")) std::getline(lines, line);
+    while (std::getline(lines, line)) {
+        if (line.ends_with('\r')) line.pop_back();
+        if (!line.empty()) add_merge_line(tokenizer, ids, line, where);
     }
     finish_tokenizer(tokenizer, where);
     return tokenizer;
 }
 
-static constexpr int64_t MAX_FILE_BYTES = int64_t(1) << 30;
-
-static std::string read_tokenizer_file(const std::string& path) { return read_file(path, MAX_FILE_BYTES); }
+static std::string read_tokenizer_file(const std::string& path) { return read_file(path, int64_t(1) << 30); }
 
 Tokenizer load_tokenizer(const std::string& path) {
     static constexpr const char* pairs[][2] = {{"vocab.json", "merges.txt"}, {"encoder.json", "vocab.bpe"}};

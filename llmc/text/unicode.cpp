@@ -4,6 +4,7 @@
 #include "text/unicode.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
 #include <vector>
@@ -36,21 +37,17 @@ static CharClass class_of(uint32_t code) {
 // Classes of single bytes; MULTI: the start of a longer character, or an invalid byte.
 static constexpr CharClass MULTI = CharClass(4);
 
-struct ByteClasses {
-    CharClass of[256];
-};
-
-static constexpr ByteClasses byte_classes = [] {
-    ByteClasses table{};
+static constexpr std::array<CharClass, 256> byte_classes = [] {
+    std::array<CharClass, 256> table{};
     for (int c = 0; c < 256; c++) {
         const bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
         const bool white = c == ' ' || (c >= '\t' && c <= '\r');
-        table.of[c] = c >= 128 ? MULTI : letter ? LETTER : c >= '0' && c <= '9' ? NUMBER : white ? WHITE : OTHER;
+        table[c] = c >= 128 ? MULTI : letter ? LETTER : c >= '0' && c <= '9' ? NUMBER : white ? WHITE : OTHER;
     }
     return table;
 }();
 
-static CharClass byte_class(char c) { return byte_classes.of[uint8_t(c)]; }
+static CharClass byte_class(char c) { return byte_classes[uint8_t(c)]; }
 
 // Decodes a character outside of ASCII. Overlong forms, surrogates and code points above U+10FFFF are invalid.
 static Char multi_char_at(const char* p, const char* end) {
