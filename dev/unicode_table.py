@@ -27,8 +27,8 @@ def runs(group):
 def main():
     if unicodedata.unidata_version != VERSION:
         sys.exit(f"this Python knows Unicode {unicodedata.unidata_version}: pip install unicodedata2=={VERSION}")
-    print(f"// Written by dev/unicode_table.py from Unicode {VERSION}: from U+0000 on, how many code points are not of the\n"
-          "// class, how many are, how many are not, ...")
+    print(f"// Written by dev/unicode_table.py from Unicode {VERSION}: from U+0000 on, how many code points are not of "
+          "the\n// class, how many are, how many are not, ...")
     for name, group in (("letter_runs", "L"), ("number_runs", "N")):
         print(f"static constexpr uint32_t {name}[] = {{")
         print(textwrap.indent(textwrap.fill(", ".join(map(str, runs(group))), 116), "    ") + "};")

@@ -180,8 +180,9 @@ TEST_CASE("a validation says how far its loss is from that of the reference at t
     CHECK(contains(out, "step    0/1000 | val loss 3.5000 | perplexity 33.12\n"));
     CHECK(contains(out, "step  200/1000 | val loss 3.5000 | perplexity 33.12 | 0.5000 above a run\n"));
     CHECK(contains(out, "perplexity 5.75 | 0.2500 below a run\n"));
-    CHECK(contains(out, "2.0000 | perplexity 7.39 | 0.0000 from a run\nstep  400/1000 | val loss 2.0000 | perplexity "
-                        "7.39 | 0.0000 from a run\nstep  400/1000 | val loss 2.0001 | perplexity 7.39 | 0.0001 above"));
+    CHECK(contains(out,
+                   "2.0000 | perplexity 7.39 | 0.0000 from a run\nstep  400/1000 | val loss 2.0000 | perplexity "
+                   "7.39 | 0.0000 from a run\nstep  400/1000 | val loss 2.0001 | perplexity 7.39 | 0.0001 above"));
     CHECK(contains(out, "val loss nan | perplexity nan | nan above a run\n"));
     const auto lines = lines_of(dir / "log.jsonl");
     CHECK(lines[0] == R"({"kind":"val","step":0,"val_loss":3.5})");
