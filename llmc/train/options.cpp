@@ -521,8 +521,8 @@ static void check_tokenize(Options& o) {
 
 static void check_export(Options& o) {
     ENSURE(o.inputs.size() == 2,
-           "export takes a model and a new file, such as: export out/d12 d12.gguf --type q8_0; it got %zu names",
-           o.inputs.size());
+           "export takes a model and a new file, such as: export out/d12 d12.gguf --type q8_0; it got %s",
+           counted(int64_t(o.inputs.size()), "name").c_str());
     ENSURE(o.inputs[1].ends_with(".gguf"), "%s: the file to write must end in .gguf", o.inputs[1].c_str());
     o.init = o.inputs[0];
 }
@@ -533,6 +533,7 @@ static void check_eval(const Options& o) {
     ENSURE(given == 1, "--val-data, --task and --text are three things to evaluate on; give one");
     ENSURE(!o.task.empty() || (o.rows.empty() && !o.prepend_eot), "--rows and --prepend-eot need --task FILE");
     ENSURE(!o.text.empty() || o.stride == 0, "--stride needs --text FILE");
+    ENSURE(!o.val_data.empty() || o.val_tokens == 0, "--val-tokens needs --val-data; tasks and texts are read whole");
 }
 
 Options parse_options(int argc, const char* const* argv) {

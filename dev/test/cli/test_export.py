@@ -155,7 +155,7 @@ def test_what_cannot_be_exported_is_one_sentence_and_leaves_no_file(trained, tmp
     refused(74, "m.gguf.tmp: cannot write", full, PROGRAM, "export --type f32", trained, file)
     refused(2, "--type q4 is not known; give f32|f16|bf16|q8_0", PROGRAM, "export --type q4", trained, file)
     refused(2, "m.bin: the file to write must end in .gguf", PROGRAM, "export", trained, folder / "m.bin")
-    refused(2, "it got 1 names", PROGRAM, "export", file)
+    assert refused(2, "it got", PROGRAM, "export", file).errors[0].endswith("it got 1 name")
     refused(66, "none: there is no such directory", PROGRAM, "export", tmp_path / "none", file)
     refused(73, "no/m.gguf.tmp: cannot create", PROGRAM, "export", trained, folder / "no/m.gguf")
     assert list(folder.iterdir()) == []

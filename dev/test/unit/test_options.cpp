@@ -111,7 +111,8 @@ TEST_CASE("bad values, unknown options, and those of other trainers are refused,
                                                    {"--rows r", "--rows and --prepend-eot need --task FILE"},
                                                    {"--stride 3", "--stride needs --text FILE"}});
     expect_refused("eval --init d ",
-                   {{"--rows r", "--val-data is missing: quote a pattern of token shards to evaluate"}});
+                   {{"--rows r", "--val-data is missing: quote a pattern of token shards to evaluate"},
+                    {"--text t --val-tokens 9", "--val-tokens needs --val-data; tasks and texts are read whole"}});
     expect_refused("--train-data x ", {{"--eval-every 50", "--eval-every needs --eval-task FILE"}});
     expect_refused("tokenize a ", {{"--steps 4", "unknown option --steps"}});
     expect_refused("", {{"--gpus 2", "there is no --gpus; use --ranks N, or --ranks all; CUDA_VISIBLE_DEVICES chooses"},
