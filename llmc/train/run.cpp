@@ -182,7 +182,6 @@ RunStart find_training_start(const Options& o, const Comm& comm) {
            "--output %s/run, or move that model elsewhere",
            o.output.c_str(), o.output.c_str());
     if (o.resume && is_directory(o.output)) start.resume = start.weights = search(find_latest, o.output, start, comm);
-    if (o.resume && start.resume.empty()) start.notes.push_back(o.output + " has no checkpoint yet: a new run starts");
     if (start.weights.empty() && !o.init.empty()) resolve_init(o, start, comm);
     if (start.weights.empty()) {
         find_tokenizer(start, o);
@@ -461,6 +460,7 @@ static void open_log(Run& run, const Launch& launch, const DeviceInfo& device, c
     const Reference& r = options.reference;
     if (!r.name.empty()) info["reference"] = {{"name", r.name}, {"source", r.source}, {"losses", r.losses}};
     log = std::make_unique<Log>(options);
+    if (o.resume && !resumes) log->note(o.output + " has no checkpoint yet: a new run starts");
     // The weights of an older checkpoint than the newest are a reason for a warning.
     for (const std::string& line : run.start.notes) run.start.weights.empty() ? log->note(line) : log->warn(line);
     if (const std::string changed = changed_options(o); resumes && !changed.empty())

@@ -34,6 +34,7 @@ def finetune(tree, tmp_path, data):
 def test_a_folder_of_text_lowers_the_loss_of_the_weights_and_the_commands_that_come_next_work(finetune):
     said = finetune("--init tree/tiny --prompt 'the king'")
     assert said.code == 0 and said.out.count("\nthe king") == 2, said
+    assert "has no checkpoint yet: a new run starts" in said.out and "warning: " not in said.err
     losses = finetune.run.val_losses()
     assert losses[max(losses)] < losses[0] and finetune.run.lines("run")[-1]["options"]["lr"] == 3e-5
     best = f"out/finetune_my_pages/{(finetune.run / 'best').read_text().strip()}"
