@@ -88,8 +88,8 @@ say  = @echo "  $(1)"
 
 # $(count): "3 of 98 ", the number of this object among those that this make compiles. A dry run counts them.
 ifeq ($(findstring n,$(filter-out -%,$(firstword $(MAKEFLAGS)))),)
-OBJECTS := $(if $(filter clean help dist,$(MAKECMDGOALS)),,\
-               $(shell $(MAKE) --dry-run --no-print-directory $(MAKEOVERRIDES) $(MAKECMDGOALS) 2>&1 | grep -c ' -c '))
+OBJECTS := $(if $(filter clean help dist,$(MAKECMDGOALS)),,$(shell \
+               $(MAKE) --dry-run --no-print-directory $(MAKEOVERRIDES) $(MAKECMDGOALS) 2>&1 | grep -c ' -c '))
 count    = $(eval compiled += x)$(words $(compiled)) of $(OBJECTS)  
 endif
 

@@ -45,7 +45,7 @@ update() {
     updated=1
 }
 for package in g++ "${missing[@]}"; do available "$package" || update; done
-echo "install.sh: installing ${missing[*]}"
+echo "install.sh: installing ${missing[*]} (this can take some minutes)"
 install() { apt install --yes --no-install-recommends "${missing[@]}" >/dev/null; }
 if ! install; then
     update
