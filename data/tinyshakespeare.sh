@@ -19,7 +19,9 @@ else
     fetch_gpt2_tokenizer data/gpt2
     # The split of llm.c, so that losses can be compared: the first 32,768 tokens for validation, the rest for training.
     tokenize $out $out/input.txt --split blank-lines --tokenizer data/gpt2 --val-tokens 32768
-    print_train_command $out "--init DIR --seq-len 256 --global-batch 4096 --steps 100 --lr 1e-5 --warmup 10"
-    say "DIR is a download of GPT-2 from huggingface.co."
+    print_train_command $out "--init data/gpt2 --seq-len 256 --global-batch 4096 --steps 100 --lr 1e-5 --warmup 10"
+    if [ ! -f data/gpt2/model.safetensors ]; then
+        say "data/gpt2 has no weights yet: put GPT-2's config.json and model.safetensors there (see docs/data.md)."
+    fi
     say "To train from scratch, use a vocabulary of its own: $0 --vocab 2048"
 fi

@@ -2,7 +2,7 @@
 # finetune.sh FILE|DIR... [--init DIR|NAME] [--prompt TEXT] [-- OPTIONS]: trains GPT-2 further on your own text.
 #
 # Installs missing system packages, builds, takes GPT-2's weights from DIR, or fetches them from huggingface.co (NAME is
-# gpt2, gpt2-medium, gpt2-large or gpt2-xl; default: gpt2, 0.5 GB), tokenizes the text (.txt, .md or .jsonl files), and
+# gpt2, gpt2-medium, gpt2-large or gpt2-xl; default: gpt2, 0.5 GB), tokenizes the text (as data/text.sh does), and
 # trains until three validations in a row are not better than the best one, at most five epochs. Shows what the model
 # writes before and after, for the prompt TEXT if one is given. OPTIONS are those of train_gpt2. Run again, it continues
 # where it stopped.
