@@ -59,8 +59,8 @@ int run_plan(const Options& options, Dtype dtype, const Launch& launch) {
     if (!o.train_data.empty()) {
         corpus = open_corpus(o.train_data, "--train-data", T);
         check_vocabulary(*corpus, "--train-data", source, o);
-        resolve_steps(o, corpus->num_windows * T / batch.tokens_per_step);
     }
+    if (corpus || o.steps > 0) resolve_steps(o, corpus ? corpus->num_windows * T / batch.tokens_per_step : 0);
     const DeviceInfo device = device_info();
     std::vector<Row> rows =
         plan_table(dtype, o, source, batch, device, device_bytes_free(), corpus ? &*corpus : nullptr);

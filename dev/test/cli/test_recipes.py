@@ -28,6 +28,7 @@ def test_a_plan_has_the_published_batch_and_size(script, env, ranks, tokens, par
     assert (in_step, length, world_size) == (tokens, seq_len, ranks)
     assert in_step == sequences * length * world_size * micro_steps
     assert f" {parameters} parameters" in plan and "vocabulary 50257 " in plan
+    assert f" {179 if 'gpt3' in script else 700} steps warmup" in plan
 
 
 def test_options_of_a_recipe_are_those_of_the_program():
