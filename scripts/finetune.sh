@@ -114,7 +114,7 @@ heading "what next"
 best=$run/$(cat "$run/best")
 cat <<END
   $program generate --init $best        continues the lines that you type; --help lists the options
-  $program eval --init $best --val-data '$data/val_*.bin'
+  $program eval --init $best --val-data '$data/val_*.bin' ${options[*]:0:2}
   $program export $best $name.gguf --type q8_0        for llama.cpp and Ollama
   AutoModelForCausalLM.from_pretrained("$best")        in Python, with Hugging Face's transformers
 END

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import shlex
 import shutil
 
@@ -46,6 +47,12 @@ def test_a_folder_of_text_lowers_the_loss_of_the_weights_and_the_commands_that_c
         run(command, cwd=finetune.tree)
     again = finetune("--init tree/tiny --prompt 'the king'")
     assert again.code == 0 and "nothing to do: the run is at step " in again.out and finetune.run.val_losses() == losses
+
+
+def test_the_loss_of_a_text_of_a_few_pages_is_evaluated_with_its_short_windows(finetune):
+    (finetune.tree.parent / "few.md").write_bytes((ROOT / "README.md").read_bytes()[:5000])
+    said = finetune("--init tree/tiny -- --steps 2", text="few.md")
+    run(re.search("^  (./train_gpt2 eval .*)", said.out, re.MULTILINE)[1], cwd=finetune.tree)
 
 
 def test_it_ends_early_without_a_better_loss_and_shows_the_best_weights(finetune):
