@@ -73,9 +73,9 @@ TEST_CASE("matrices are stored (in, out), embeddings row by row without padding;
     int wrong = 0;
     for (Param p : {qkvw, attprojw, fcw, fcprojw})
         for (int l = 0; l < 2; l++) {
-            const NamedTensor& t = named(tensors, format("h.%d.%s", l, param_table[p].hf_name));
+            const std::vector<float>& values = named(tensors, format("h.%d.%s", l, param_table[p].hf_name)).values;
             const int out = state.layout.rows(p), in = state.layout.cols(p);
-            for (int i = 0; i < in * out; i++) wrong += t.values[size_t(i)] != state.at(p, l, i % out, i / out);
+            for (int i = 0; i < in * out; i++) wrong += values[size_t(i)] != state.at(p, l, i % out, i / out);
         }
     for (int i = 0; i < V * C; i++)
         wrong += named(tensors, "wte.weight").values[size_t(i)] != state.at(wte, 0, i / C, i % C);
