@@ -81,7 +81,10 @@ def evaluate(model, files, *options):
     """Returns {task: {"acc": .., "acc_mean": ..}}, as the program prints them."""
     program = os.environ.get("PROGRAM", str(ROOT / "train_gpt2"))
     command = [program, "eval", "--init", model, "--task", ",".join(map(str, files)), *options]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    except OSError as error:
+        sys.exit(f"core.py: {program}: {error.strerror}; run make, or name the program with PROGRAM=...")
     if done.returncode:
         sys.exit(done.returncode)
     sys.stderr.write(done.stdout)

@@ -159,6 +159,8 @@ def test_core_py_renders_the_examples_that_nanochat_draws_and_prints_the_table(t
     (tmp_path / "program").chmod(0o755)
     out = run(ROOT / "scripts/core.py", trained.folder, "--precision fp32",
               env={"DATA": tmp_path, "PROGRAM": tmp_path / "program"}).out
+    missing = execute(ROOT / "scripts/core.py", trained.folder, env={"DATA": tmp_path, "PROGRAM": "none"})
+    assert missing.err == "core.py: none: No such file or directory; run make, or name the program with PROGRAM=...\n"
     lines = re.findall(r"^(mc|lm) +\d+ +(\S+) +(\S+)$", out, re.M)
     found = {name: (float(accuracy), float(centered)) for name, accuracy, centered in lines}
     assert found["lm"][0] == found["lm"][1] and abs(found["mc"][1] - (found["mc"][0] - 0.25) / 0.75) < 1e-4
