@@ -175,7 +175,7 @@ bool take_choice(const Key& key, Prepared& p) {
     return false;
 }
 
-const Prepared& prepare(const Key& key) {
+const Prepared& prepare(Key key) {
     Prepared& p = prepared()[key];
     try {
         if (p.unavailable.empty()) take_choice(key, p);
