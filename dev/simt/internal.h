@@ -94,10 +94,11 @@ struct GpuLimits {
     int64_t shared;
     int64_t shared_of_block() const { return shared - reserved_shared; }
 };
-const GpuLimits& gpu_limits(int capability);  // 80 for 8.0; of the last one up to `capability` that is known
+// capability: 80 for 8.0. Returns the last known one that is not above it.
+const GpuLimits& gpu_limits(int capability);
 struct KernelUsage {
     std::string name;
-    int registers = 0;  // of a thread
+    int registers = 0;  // for each thread
     int shared = 0;     // bytes of static shared memory
 };
 // budget: a text like dev/cuda_budget.txt. A kernel that it does not have takes 0 registers.

@@ -17,7 +17,7 @@
 using namespace cudart;
 using simt::GpuLimits, simt::KernelUsage, simt::Site;
 
-constexpr int64_t REGISTERS = 64 << 10;  // of a multiprocessor
+constexpr int64_t REGISTERS = 64 << 10;  // in a multiprocessor
 constexpr int REGISTER_UNIT = 256, SHARED_UNIT = 128;
 
 // CUDA programming guide, "Technical Specifications per Compute Capability".
@@ -119,8 +119,8 @@ cudaError_t cudart::check_launch(const void* kernel, dim3 grid, dim3 block, int6
     }
     if (error == cudaSuccess) return error;
     fprintf(stderr,
-            "emulator: a launch of %s at %s:%d on sm_%d, (%u, %u, %u) blocks of (%u, %u, %u) threads, %d registers of "
-            "each, %d + %lld bytes of shared memory: %s (%s)\n",
+            "emulator: a launch of %s at %s:%d on sm_%d, (%u, %u, %u) blocks of (%u, %u, %u) threads with %d "
+            "registers, %d + %lld bytes of shared memory: %s (%s)\n",
             k.name.empty() ? "a kernel" : k.name.c_str(), site.file, site.line, capability, grid.x, grid.y, grid.z,
             block.x, block.y, block.z, k.registers, k.shared, static_cast<long long>(shared_bytes), reason,
             cudaGetErrorName(error));

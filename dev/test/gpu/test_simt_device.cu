@@ -14,7 +14,7 @@
 #include "gpu/simt_arrays.h"
 #include "internal.h"
 
-// What f prints on stderr.
+// Returns the text that f prints on stderr.
 static std::string errors_of(const std::function<void()>& f) {
     FILE* file = tmpfile();
     const int stderr_before = dup(2);
@@ -70,17 +70,15 @@ TEST_CASE("a multiprocessor runs as many blocks as its threads, registers and sh
 
 TEST_CASE("a kernel takes the registers and the static shared memory of the code that a GPU runs") {
     const char* const budget = "# heading\n80 k 10 0 1\n80 kk<a,1> 20 5 2\n89 k 30 0 3\n90a k 40 0 4\n120 k 50 0 5\n";
-    const auto registers = [&](const char* name, int capability) {
-        return simt::usage_in(budget, name, capability).registers;
-    };
-    CHECK(registers("k", 80) == 10);
-    CHECK(registers("k", 86) == 10);
-    CHECK(registers("k", 89) == 30);
-    CHECK(registers("k", 90) == 40);
-    CHECK(registers("k", 100) == 0);  // no code for it
-    CHECK(registers("k", 120) == 50);
-    CHECK(registers("kk", 80) == 0);
-    CHECK(registers("kk<a,1>", 86) == 20);
+    const struct {
+        const char* name;
+        int capability, registers;
+    } cases[] = {{"k", 80, 10}, {"k", 86, 10},  {"k", 89, 30}, {"k", 90, 40},
+                 {"k", 100, 0}, {"k", 120, 50}, {"kk", 80, 0}, {"kk<a,1>", 86, 20}};
+    for (const auto& c : cases) {
+        INFO(c.name, " on sm_", c.capability);
+        CHECK(simt::usage_in(budget, c.name, c.capability).registers == c.registers);
+    }
     CHECK(simt::usage_in(budget, "kk<a,1>", 89).shared == 2);
 }
 
@@ -218,7 +216,7 @@ static void refused(cudaError_t error, const std::string& name, const Call& call
     CHECK(cudaGetLastError() == error);
     cudaStreamCaptureStatus status;
     CHECK(cudaStreamIsCapturing(s.a, &status) == cudaSuccess);
-    if (error == cudaErrorStreamCaptureUnjoined) {  // of cudaStreamEndCapture itself
+    if (error == cudaErrorStreamCaptureUnjoined) {  // cudaStreamEndCapture itself has refused
         CHECK(status == cudaStreamCaptureStatusNone);
     } else {
         CHECK(status == cudaStreamCaptureStatusInvalidated);
