@@ -5,9 +5,10 @@
 # ThreadSanitizer is many times slower here with g++ than with clang.
 
 # MATH=gpu builds them into another folder, with the fused multiply-adds of nvcc and for SIMT_MATH=gpu (emulator.h). At
-# -O1 g++ fuses only with -fexpensive-optimizations.
+# -O1 g++ fuses only with -fexpensive-optimizations, which clang does not know.
 EMU          := $(BUILD)$(if $(filter gpu,$(MATH)),-gpumath,/emulator)
-EMU_MATH     := $(if $(filter gpu,$(MATH)),-mfma -ffp-contract=fast -fexpensive-optimizations -DSIMT_FUSED)
+EMU_MATH     := $(if $(filter gpu,$(MATH)),-mfma -ffp-contract=fast -DSIMT_FUSED \
+                $(if $(findstring clang,$(CXX)),,-fexpensive-optimizations))
 EMU_TESTS    := $(patsubst dev/test/gpu/%.cu,$(EMU)/%,$(wildcard dev/test/gpu/test_*.cu))
 SIMT_TESTS   := $(filter %/test_simt %/test_simt_bugs %/test_simt_device,$(EMU_TESTS))
 EMUFLAGS     := -std=c++20 -O1 $(INFO) $(WARN) -fno-strict-aliasing -DUSE_CUDA -DUSE_CUDNN $(INCLUDES) -Idev/simt

@@ -1,9 +1,9 @@
 """test_programs.py: the test programs in C++, each as one test that reports its cases.
 
 Default: unit tests, the CUDA backend in the emulator and on the GPU if there is one, and the whole model against its
-reference. `sanitizers`: the same by clang with AddressSanitizer, ThreadSanitizer and MemorySanitizer. `slow`: another
-order of blocks, other GPUs and a GPU's arithmetic in the emulator, the fuzzers on their committed inputs, and all
-kernels through nvcc.
+reference. `sanitizers`: the same by clang with AddressSanitizer, ThreadSanitizer and MemorySanitizer, kernels also with
+a GPU's arithmetic and other orders of blocks. `slow`: other GPUs in the emulator, the fuzzers on their committed
+inputs, and all kernels through nvcc.
 """
 
 import fcntl
@@ -49,32 +49,43 @@ def build(*arguments):
     assert made.code == 0, (made.out + made.err)[-4000:]
 
 
-def build_for(sanitizer, *targets):
+def build_for(sanitizer, *targets, math=""):
     """Builds programs by clang with a sanitizer; returns the folder of the build. By g++ they take longer, those with
     ThreadSanitizer many minutes."""
-    folder = "build/" + sanitizer.replace(",", "+") + "-clang++"
-    build("CXX=clang++", f"SANITIZE={sanitizer}", *(f"{folder}/{target}" for target in targets))
+    folder = "build/" + sanitizer.replace(",", "+") + "-clang++" + (math and f"-{math}math")
+    build("CXX=clang++", f"SANITIZE={sanitizer}", f"MATH={math}", *(f"{folder}/{target}" for target in targets))
     return ROOT / folder
 
 
 # ---- with sanitizers; first, because their builds take longest
 
 ADDRESS = [*(name for name in UNIT if name not in TOO_SLOW_SANITIZED), *REPLAYS]
+ADDRESS_OPTIONS = {"ASAN_OPTIONS": "detect_leaks=1:allocator_may_return_null=1",
+                   "LSAN_OPTIONS": f"suppressions={HERE}/support/leaks.supp:print_suppressions=0",
+                   "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1"}
 
 
 # train_gpt2.o is a target because g++ accepts some sources that clang does not.
 @sanitizers
 @needs_clang
 @pytest.mark.timeout(2400)
-@pytest.mark.parametrize("name", [*ADDRESS, *(pytest.param(name, marks=needs_x86) for name in EMULATED),
-                                  *(pytest.param(name, marks=needs_avx512) for name in UNITS)])
+@pytest.mark.parametrize("name", [*ADDRESS, *(pytest.param(name, marks=needs_avx512) for name in UNITS)])
 def test_address_and_undefined(name, run_cases):
-    targets = ADDRESS + (EMULATED if platform.machine() == "x86_64" else []) + (UNITS if has_avx512 else [])
-    folder = build_for("address,undefined", "train_gpt2.o", *targets)
-    options = {"ASAN_OPTIONS": "detect_leaks=1:allocator_may_return_null=1",
-               "LSAN_OPTIONS": f"suppressions={HERE}/support/leaks.supp:print_suppressions=0",
-               "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1"}
-    run_cases(folder / name, *(["--test-suite-exclude=large"] if name in UNITS[1:] else []), env=options)
+    folder = build_for("address,undefined", "train_gpt2.o", *ADDRESS, *(UNITS if has_avx512 else []))
+    run_cases(folder / name, *(["--test-suite-exclude=large"] if name in UNITS[1:] else []), env=ADDRESS_OPTIONS)
+
+
+# The build fuses multiplications and additions, and has inexact instructions, as a GPU (dev/simt/emulator.h). Tests of
+# the emulator itself set the order and the arithmetic themselves.
+@sanitizers
+@needs_x86
+@needs_clang
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("name", [*KERNELS, "test_gpt2cu"])
+def test_address_and_undefined_with_a_gpus_arithmetic_in_reverse_order(name, run_cases):
+    folder = build_for("address,undefined", *KERNELS, "test_gpt2cu", math="gpu")
+    order = {} if name in SIMT else {"SIMT_ORDER": "reverse", "SIMT_MATH": "gpu"}
+    run_cases(folder / name, env={**ADDRESS_OPTIONS, **order})
 
 
 # One OpenMP thread, because clang's OpenMP runtime is not instrumented. Tests of the emulator itself set the order
@@ -129,26 +140,15 @@ def test_emulated(name, run_cases):
 
 
 # Registers and shared memory of a kernel, and the blocks that a GPU runs at once, differ between architectures. The
-# default is sm_90. FP8 needs sm_89.
+# default is sm_90. sm_89 has the limits of sm_120, and sm_100 those of sm_90. FP8 needs sm_89.
 @slow
 @needs_x86
 @pytest.mark.parametrize("architecture, name", [
-    (architecture, f"test_gpu_{name}") for architecture in [80, 86, 89, 100, 120]
+    (architecture, f"test_gpu_{name}") for architecture in [80, 120]
     for name in ["attention", "cross_entropy", "embedding", "fp8", "layernorm", "ops"]
-    if architecture >= 89 or name != "fp8"])
+    if (architecture, name) != (80, "fp8")])
 def test_emulated_on_other_gpus(architecture, name, run_cases):
     run_cases(RELEASE / "emulator" / name, env={"SIMT_ARCH": architecture})
-
-
-# These builds fuse multiplications and additions, and have inexact instructions, as a GPU (dev/simt/emulator.h).
-@slow
-@needs_x86
-@pytest.mark.timeout(2400)
-@pytest.mark.parametrize("name", [*GPU_TESTS, "test_gpt2cu"])
-def test_emulated_with_a_gpus_arithmetic_in_reverse_order(name, run_cases):
-    folder = "build/release-gpumath"
-    build("MATH=gpu", *(f"{folder}/{program}" for program in [*GPU_TESTS, "test_gpt2cu"]))
-    run_cases(ROOT / folder / name, env={"SIMT_ORDER": "reverse", "SIMT_MATH": "gpu"})
 
 
 @pytest.mark.gpu
