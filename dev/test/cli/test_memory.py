@@ -39,19 +39,19 @@ def test_micro_batch_auto_fits_the_memory(data):
 
 
 def test_eval_refuses_a_micro_batch_beyond_memory_and_the_one_that_it_advises_fits(tmp_path, data):
-    def gib_free(text, *command):
-        error = refused(2, text, *command).errors[0]
-        return float(re.search(r" and ([0-9.]+) GiB are free", error)[1])
+    def mib_free(text, *command):
+        free = re.search(r" and ([0-9.]+) ([GM])iB are free", refused(2, text, *command).errors[0])
+        return float(free[1]) * {"G": 1024, "M": 1}[free[2]]
 
     model = train("--heads 8 --channels 512 --seq-len 64 --global-batch 0 --steps 1 --warmup 0 --val-every 0",
                   out=tmp_path / "run", data=data)
     evaluate = [PROGRAM, "eval", "--val-data", str(data / "val_*.bin"), "--init", str(model), "--micro-batch"]
     result = refused(2, "--micro-batch 1000000 with --seq-len 64 needs ", limited(600000), evaluate, 1000000)
-    advised = re.search(r" GiB are free; try --micro-batch ([0-9]*)$", result.errors[0])[1]
+    advised = re.search(r"iB are free; try --micro-batch ([0-9]*)$", result.errors[0])[1]
     run(limited(600000), evaluate, int(0.95 * int(advised)))
     if not no_mpi_because():  # ranks on one host share its memory
-        alone = gib_free("needs ", evaluate, 1048576)
-        assert 0 < gib_free("error: rank 0 on ", evaluate, 1048576, "--ranks 2") < 0.75 * alone
+        alone = mib_free("needs ", evaluate, 1048576)
+        assert 0 < mib_free("error: rank 0 on ", evaluate, 1048576, "--ranks 2") < 0.75 * alone
 
 
 def test_too_little_memory_refuses_a_run_and_its_resume_and_changes_no_checkpoint(tmp_path, data):

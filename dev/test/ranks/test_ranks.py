@@ -91,14 +91,15 @@ def test_a_signal_to_mpirun_ends_all(number, stops, start_two, tmp_path):
 
 # All ranks abandon the step at the same micro-step, and the resumed run repeats it.
 def test_a_signal_to_one_rank_abandons_a_long_step(start_two, data, tmp_path):
-    long = [SMALL, "--seq-len 16 --global-batch 8000 --steps 2 --val-every 0 --checkpoint-every 2 --quiet=0"]
+    long = [SMALL, "--seq-len 16 --global-batch 8000 --steps 1000 --val-every 0 --checkpoint-every 1000 --quiet=0"]
     process, pids = start_two(0, *long)
     os.kill(pids[1], signal.SIGTERM)
     assert end_of(process, pids) == 75
-    assert re.search("^stopped on request.* step 1 is saved", process.output, re.M)
-    assert (tmp_path / "run/latest").read_text().strip() == "step_000001"
-    resumed = train(*long, "--resume", out=tmp_path / "run", data=data, by=ranks(2))
-    assert_same_run(resumed, train(*long, out=tmp_path / "whole", data=data, by=ranks(2)), 2)
+    saved = int(re.search("^stopped on request.* step ([0-9]+) is saved", process.output, re.M)[1])
+    assert (tmp_path / "run/latest").read_text().strip() == f"step_{saved:06}"
+    resumed = train(*long, "--resume --stop-after 1", out=tmp_path / "run", data=data, by=ranks(2))
+    whole = train(*long, "--stop-after", saved + 1, out=tmp_path / "whole", data=data, by=ranks(2))
+    assert_same_run(resumed, whole, saved + 1)
 
 
 def test_ranks_end_if_mpirun_is_killed(start_two, data, tmp_path):

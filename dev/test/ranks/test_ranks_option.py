@@ -116,7 +116,7 @@ def test_a_killed_parent_leaves_no_process(job):
     ("--zero 9", "--ranks 2 --zero 9", {}),
     ("mpirun has started 2", "--ranks 4", {"OMPI_COMM_WORLD_RANK": 0, "OMPI_COMM_WORLD_SIZE": 2,
                                            "OMPI_COMM_WORLD_LOCAL_RANK": 0, "OMPI_COMM_WORLD_LOCAL_SIZE": 2}),
-    ("this is the program for the CPU: give a number of ranks", "--ranks all", {}),
+    ("this program is for the CPU: give a number of ranks", "--ranks all", {}),
     ("--ranks 2 needs mpirun: No such file", "--ranks 2", {"PATH": "/nowhere"})])
 def test_refused_starts_print_one_error_and_write_nothing(text, options, env, data, tmp_path):
     refused(2, text, train_command(options, out=tmp_path / "never", data=data), env=env)
