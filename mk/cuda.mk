@@ -2,7 +2,7 @@
 
 # With USE_CUDA the namespace ops is the CUDA backend. These sources call ops::, directly or through the model, so they
 # are compiled once per backend.
-OPS_SOURCES  := model/gpt2 model/memory train/gradients train/optimizer
+OPS_SOURCES  := model/gpt2 model/memory train/gradients train/muon train/optimizer
 OPS_OBJECTS  := $(OPS_SOURCES:%=$(BUILD)/cuda/llmc/%.o)
 # All other sources are the same for both backends. Tests compare with the CPU's operations, so these are linked too.
 NOT_HOST     := $(OPS_SOURCES:%=$(BUILD)/llmc/%.o) $(BUILD)/llmc/cpu/device.o $(BUILD)/llmc/parallel/comm_nccl.o

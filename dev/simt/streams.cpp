@@ -119,18 +119,41 @@ void synchronize(cudaStream_t s) {
     s->finished.clear();
 }
 
-void check_copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, Site site) {
+// `height` rows of `width` bytes, whose begins are a pitch apart.
+struct Rows {
+    size_t to_pitch, from_pitch, width, height;
+    size_t span(size_t pitch) const { return (height - 1) * pitch + width; }
+};
+
+void check_copy(void* to, const void* from, Rows rows, cudaMemcpyKind kind, Site site) {
     if (kind == cudaMemcpyDefault) return;
     const bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
     const bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
-    check_range(to, bytes, to_device,
+    check_range(to, rows.span(rows.to_pitch), to_device,
                 to_device ? "copy in the wrong direction: the destination is host memory"
                           : "copy in the wrong direction: the destination is device memory",
                 site);
-    check_range(from, bytes, from_device,
+    check_range(from, rows.span(rows.from_pitch), from_device,
                 from_device ? "copy in the wrong direction: the source is host memory"
                             : "copy in the wrong direction: the source is device memory",
                 site);
+}
+
+cudaError_t copy_rows(void* to, const void* from, Rows rows, cudaMemcpyKind kind, cudaStream_t stream, const char* call,
+                      Site site) {
+    cudaStream_t s = stream_or_null_stream(stream);
+    const void* host = kind == cudaMemcpyHostToDevice ? from : kind == cudaMemcpyDeviceToHost ? to : nullptr;
+    const bool pageable = host && !is_pinned(host);
+    if (pageable && s->capture) simt::report("a copy of pageable memory during a capture", site);
+    check_copy(to, from, rows, kind, site);
+    const auto copy = [=] {
+        for (size_t i = 0; i < rows.height; i++)
+            memcpy(static_cast<char*>(to) + i * rows.to_pitch, static_cast<const char*>(from) + i * rows.from_pitch,
+                   rows.width);
+    };
+    const cudaError_t error = enqueue(s, new Operation{.kind = Operation::copy, .work = copy}, call);
+    if (error == cudaSuccess && pageable) synchronize(s);  // a copy of pageable memory is synchronous
+    return error;
 }
 
 }  // namespace
@@ -212,15 +235,15 @@ cudaError_t cudaDeviceSynchronize() {
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream,
                             Site site) {
-    cudaStream_t s = stream_or_null_stream(stream);
-    const void* host = kind == cudaMemcpyHostToDevice ? from : kind == cudaMemcpyDeviceToHost ? to : nullptr;
-    const bool pageable = host && !is_pinned(host);
-    if (pageable && s->capture) simt::report("a copy of pageable memory during a capture", site);
-    check_copy(to, from, bytes, kind, site);
-    const auto copy = [=] { memcpy(to, from, bytes); };
-    const cudaError_t error = enqueue(s, new Operation{.kind = Operation::copy, .work = copy}, "cudaMemcpyAsync");
-    if (error == cudaSuccess && pageable) synchronize(s);  // a copy of pageable memory is synchronous
-    return error;
+    return copy_rows(to, from, {bytes, bytes, bytes, 1}, kind, stream, "cudaMemcpyAsync", site);
+}
+cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,
+                              size_t height, cudaMemcpyKind kind, cudaStream_t stream, Site site) {
+    constexpr size_t largest_pitch = 0x7fffffff;  // cudaDeviceProp::memPitch of every GPU
+    if (width == 0 || height == 0) return completed();
+    if (width > std::min(to_pitch, from_pitch) || std::max(to_pitch, from_pitch) > largest_pitch)
+        return result(cudaErrorInvalidPitchValue);
+    return copy_rows(to, from, {to_pitch, from_pitch, width, height}, kind, stream, "cudaMemcpy2DAsync", site);
 }
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, Site site) {
     if (const cudaError_t error = check_wait(stream_or_null_stream(nullptr), "cudaMemcpy")) return error;

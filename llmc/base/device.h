@@ -116,6 +116,9 @@ struct OwnedStream {
 void copy_to_device(void* device, const void* host, int64_t bytes, Stream stream);
 void copy_to_host(void* host, const void* device, int64_t bytes, Stream stream);
 void copy_on_device(void* to, const void* from, int64_t bytes, Stream stream);
+// Copies rows of row_bytes, whose begins are to_stride and from_stride bytes apart.
+void copy_rows(void* to, int64_t to_stride, const void* from, int64_t from_stride, int64_t row_bytes, int64_t rows,
+               Stream stream);
 void fill_zero(void* device, int64_t bytes, Stream stream);
 
 // Scratch memory, shared by all operations (they run one after another). device_reserve_scratch makes it at least

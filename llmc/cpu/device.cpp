@@ -121,6 +121,14 @@ void copy_on_device(void* to, const void* from, int64_t bytes, Stream) {
         memcpy(static_cast<char*>(to) + i, static_cast<const char*>(from) + i, std::min(chunk, bytes - i));
 }
 
+void copy_rows(void* to, int64_t to_stride, const void* from, int64_t from_stride, int64_t row_bytes, int64_t rows,
+               Stream) {
+#pragma omp parallel for schedule(static)
+    for (int64_t row = 0; row < rows; row++)
+        memcpy(static_cast<char*>(to) + row * to_stride, static_cast<const char*>(from) + row * from_stride,
+               size_t(row_bytes));
+}
+
 void fill_zero(void* device, int64_t bytes, Stream) {
     constexpr int64_t chunk = 1 << 20;
 #pragma omp parallel for schedule(static) if (bytes > 4 * chunk)

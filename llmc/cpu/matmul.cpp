@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "base/host.h"
@@ -136,6 +137,14 @@ int64_t scratch_bytes(int B, int T, int C, int NH, int Vp) {
 }
 
 template <class floatX>
+int64_t muon_scratch_bytes(int C) {
+    int64_t bytes = 0;
+    for (const auto& [IC, OC] : {std::pair(C, C), {C, 4 * C}, {4 * C, C}})
+        bytes = std::max(bytes, matmul_scratch_bytes<floatX>(4 * C, IC, OC));
+    return bytes;
+}
+
+template <class floatX>
 int64_t packed_bytes(int OC, int IC) {
     if constexpr (has_matrix_variant<floatX>)
         if (on_matrix_unit<floatX>()) return MATRIX_VARIANT_OF(packed_bytes<floatX>)(OC, IC);
@@ -189,6 +198,7 @@ void matmul_backward(floatX* dinp, float* amax, float* dweight, float* dbias, co
 }
 
 INSTANTIATE(scratch_bytes);
+INSTANTIATE(muon_scratch_bytes);
 INSTANTIATE(packed_bytes);
 INSTANTIATE(pack_weight);
 INSTANTIATE(matmul_forward);

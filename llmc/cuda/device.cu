@@ -416,6 +416,12 @@ void copy_to_host(void* host, const void* device, int64_t bytes, Stream stream) 
 void copy_on_device(void* to, const void* from, int64_t bytes, Stream stream) {
     if (bytes) CUDA_CHECK(cudaMemcpyAsync(to, from, size_t(bytes), cudaMemcpyDeviceToDevice, stream));
 }
+void copy_rows(void* to, int64_t to_stride, const void* from, int64_t from_stride, int64_t row_bytes, int64_t rows,
+               Stream stream) {
+    if (row_bytes && rows)
+        CUDA_CHECK(cudaMemcpy2DAsync(to, size_t(to_stride), from, size_t(from_stride), size_t(row_bytes), size_t(rows),
+                                     cudaMemcpyDeviceToDevice, stream));
+}
 void fill_zero(void* device, int64_t bytes, Stream stream) {
     if (bytes) CUDA_CHECK(cudaMemsetAsync(device, 0, size_t(bytes), stream));
 }

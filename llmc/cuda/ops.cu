@@ -11,6 +11,7 @@
 #include "cuda/gelu.cuh"
 #include "cuda/layernorm.cuh"
 #include "cuda/matmul.h"
+#include "cuda/muon.cuh"
 #include "cuda/norm.cuh"
 #include "cuda/residual.cuh"
 
@@ -21,11 +22,17 @@ int64_t gpu::scratch_bytes(int B, int T, int C, int NH, int) {
                      embedding_scratch_bytes(N, C), attention_scratch_bytes<floatX>(B, T, NH, C / NH)});
 }
 
+template <class floatX>
+int64_t gpu::muon_scratch_bytes(int C) {
+    return std::max<int64_t>(matmul_scratch_bytes<floatX>(4 * C, C), NORM_MAX_BLOCKS * int64_t(sizeof(float)));
+}
+
 // Many rows at once fill a GPU best, and every further chunk reads and writes the weight's gradient again. But logits
 // of GPT-2's vocabulary with more rows than 85,000 have more than 2^32 elements, for which cuBLASLt has few algorithms.
 int gpu::preferred_logit_rows() { return 65536; }
 
 INSTANTIATE(gpu::scratch_bytes);
+INSTANTIATE(gpu::muon_scratch_bytes);
 INSTANTIATE(gpu::embedding_forward);
 INSTANTIATE(gpu::embedding_backward);
 INSTANTIATE(gpu::add_residual);
@@ -42,6 +49,9 @@ INSTANTIATE(gpu::cross_entropy);
 INSTANTIATE(gpu::cross_entropy_shard);
 INSTANTIATE(gpu::cross_entropy_shard_backward);
 INSTANTIATE(gpu::adamw);
+INSTANTIATE(gpu::muon_normalize);
+INSTANTIATE(gpu::muon_polynomial);
+INSTANTIATE(gpu::muon_update);
 INSTANTIATE(gpu::bias_scratch_bytes);
 INSTANTIATE(gpu::bias_backward);
 INSTANTIATE(gpu::gelu_forward_amax);
@@ -52,5 +62,5 @@ template decltype(gpu::cast_to_fp8<E5M2>) gpu::cast_to_fp8<E5M2>;
 // Inline functions that are not templates: taking their addresses makes the compiler emit them for the linker.
 [[gnu::used]] static const auto emitted_here =
     std::tuple(&gpu::cross_entropy_combine, &gpu::accumulate_loss, &gpu::sum_of_squares, &gpu::accumulate_gradients,
-               &gpu::round_gradients, &gpu::widen_gradients, &gpu::clip_factor, &gpu::sum_bias_parts,
-               &gpu::set_attention, &gpu::raise_amax);
+               &gpu::round_gradients, &gpu::widen_gradients, &gpu::clip_factor, &gpu::muon_momentum,
+               &gpu::sum_bias_parts, &gpu::set_attention, &gpu::raise_amax);

@@ -42,7 +42,7 @@ GPT2<floatX>::GPT2(const GPT2Config& config, Purpose purpose, int B, int T, Memo
     Arena arena{memory.data};
     acts = place_activations<floatX>(arena, layout, purpose, options, N, logit_rows);
     prepare_attention();  // its plans say how much scratch memory they need
-    device_reserve_scratch(scratch_of<floatX>(layout, B, T));
+    device_reserve_scratch(scratch_of<floatX>(layout, B, T, options.muon));
 }
 
 template <class floatX>

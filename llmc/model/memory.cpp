@@ -126,8 +126,11 @@ int count_packed_layers(const GPT2Config& config, MemoryOptions options) {
 }
 
 template <class floatX>
-int64_t scratch_of(const ParamLayout& layout, int B, int T) {
-    return ops::scratch_bytes<floatX>(B, T, layout.config.C, local_heads(layout), layout.rows(wte));
+int64_t scratch_of(const ParamLayout& layout, int B, int T, bool muon) {
+    const int C = layout.config.C;
+    const int64_t bytes = ops::scratch_bytes<floatX>(B, T, C, local_heads(layout), layout.rows(wte));
+    if (!muon) return bytes;
+    return std::max(bytes, ops::muon_scratch_bytes<floatX>(C));
 }
 
 int64_t fp8_workspace_bytes(const ParamLayout& layout, int N, bool fp8) {
@@ -161,7 +164,7 @@ std::vector<MemoryItem> model_memory(const GPT2Config& config, Purpose purpose, 
             {"gradients", gradients * int64_t(sizeof(float))},
             {"activations", activations.used - logits},
             {"logits", logits},
-            {"scratch", scratch_of<floatX>(layout, B, T)}};
+            {"scratch", scratch_of<floatX>(layout, B, T, options.muon)}};
 }
 
 template Activations<float> place_activations(Arena&, const ParamLayout&, Purpose, MemoryOptions, int64_t, int);
@@ -170,7 +173,7 @@ template int64_t packed_total_bytes<float>(const ParamLayout&, int, bool);
 template int64_t packed_total_bytes<bf16>(const ParamLayout&, int, bool);
 template int64_t packed_offset<float>(const ParamLayout&, Param, int, int, bool);
 template int64_t packed_offset<bf16>(const ParamLayout&, Param, int, int, bool);
-template int64_t scratch_of<float>(const ParamLayout&, int, int);
-template int64_t scratch_of<bf16>(const ParamLayout&, int, int);
+template int64_t scratch_of<float>(const ParamLayout&, int, int, bool);
+template int64_t scratch_of<bf16>(const ParamLayout&, int, int, bool);
 template std::vector<MemoryItem> model_memory<float>(const GPT2Config&, Purpose, int, int, MemoryOptions);
 template std::vector<MemoryItem> model_memory<bf16>(const GPT2Config&, Purpose, int, int, MemoryOptions);

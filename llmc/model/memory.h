@@ -45,6 +45,7 @@ struct MemoryOptions {
     bool shard_gradients = false;  // ZeRO-2: a rank keeps its shard of the gradients, and two layers' while it computes
     bool shard_weights = false;    // ZeRO-3: a rank keeps its shard of the weights, and two layers' while it computes
     bool bf16_gradients = false;   // one bucket of gradients is also stored in bf16, to be sent (--grad-dtype bf16)
+    bool muon = false;             // orthogonalizes matrices (--optimizer muon)
     bool fp8 = false;              // the layers' matmuls of a bf16 model are in FP8 (--precision fp8)
     TensorShard tensor = {};       // this rank's shard of each layer (--tensor-parallel)
     bool sequence_parallel = false;  // tensor-parallel ranks also divide the rows of the residual stream
@@ -148,7 +149,7 @@ int weight_slots(const GPT2Config& config, MemoryOptions options);
 int count_packed_layers(const GPT2Config& config, MemoryOptions options);
 
 template <class floatX>
-int64_t scratch_of(const ParamLayout& layout, int B, int T);
+int64_t scratch_of(const ParamLayout& layout, int B, int T, bool muon);
 // Bytes of the rounded operands of a layer's largest matmul.
 int64_t fp8_workspace_bytes(const ParamLayout& layout, int N, bool fp8);
 

@@ -90,6 +90,7 @@ Optimizer<floatX>::Optimizer(GPT2<floatX>& model, OptimizerConfig config, Memory
       m(model.layout.total / options.shards, "the optimizer's moments (--zero)"),
       v(model.layout.total / options.shards, "the optimizer's moments (--zero)"),
       chunk(options.tensor.count > 1 ? CHUNK : 0, "a tensor of another tensor-parallel rank") {
+    if (options.muon) muon.emplace(model.layout, groups);
     if (options.shards > 1) model.on_wait_for_weights = [this](int bucket) { weights.wait(bucket); };
 }
 
@@ -103,6 +104,7 @@ std::vector<MemoryItem> optimizer_memory(const GPT2Config& config, MemoryOptions
         {"shard of weights", options.shard_weights ? layout.total / options.shards * int64_t(sizeof(floatX)) : 0},
         {"shard of gradients", options.shard_gradients ? layout.total / options.shards * size : 0},
         {"partial sums", gradient_sum_bytes(layout, options.virtual_ranks, data_parallel, options.sequence_parallel)},
+        {"Newton-Schulz", options.muon ? muon_bytes<floatX>(layout) : 0},
         {"received tensor", options.tensor.count > 1 ? CHUNK * size : 0},
         {"gradients in bf16", options.bf16_gradients ? largest_bucket(layout) * int64_t(sizeof(bf16)) : 0}};
 }
@@ -223,26 +225,75 @@ void Optimizer<floatX>::clip(float max_norm, RankStatus status, StepLimits limit
                      model.stream);
 }
 
-// Updates the shard, in place.
+// Updates elements begin .. end of the flat buffer by AdamW, in place: some of this rank's shard of bucket b.
 template <class floatX>
-void Optimizer<floatX>::update(int b, const BucketShard& shard, float lr, int step) {
-    ops::adamw(weights.local_shard(b), master.data ? master.data + shard.at : nullptr, m.data + shard.at,
-               v.data + shard.at, gradients.reduced_grads(b, shard.begin), factor(), shard.begin, shard.count,
-               model.layout.decay_pattern(), config.adamw, lr, step, model.stream);
+void Optimizer<floatX>::update(int b, int64_t begin, int64_t end, float lr, int step) {
+    const BucketShard own = weights.own_shard(b);
+    const int64_t from = begin - own.begin, at = own.at + from;
+    ops::adamw(weights.local_shard(b) + from, master.data ? master.data + at : nullptr, m.data + at, v.data + at,
+               gradients.reduced_grads(b, begin), factor(), begin, end - begin, model.layout.decay_pattern(),
+               config.adamw, lr, step, model.stream);
+}
+
+// The momentum of this rank's shard of a layer's matrices, gathered and made orthogonal, in the memory of the
+// gradients.
+template <class floatX>
+Comm::Ticket Optimizer<floatX>::begin_muon(int b) {
+    const Bucket bucket = model.layout.bucket(b);
+    const BucketShard own = weights.own_shard(b);
+    float* const whole = model.grads.bucket(b);
+    const int64_t count = std::clamp<int64_t>(bucket.decayed_end - own.begin, 0, own.count);
+    ops::muon_momentum(whole + own.begin - bucket.begin, m.data + own.at, v.data + own.at,
+                       gradients.reduced_grads(b, own.begin), factor(), count, Muon<floatX>::MOMENTUM, config.adamw,
+                       model.stream);
+    if (weights.shards > 1) {
+        Comm& comm = gradients.comm;
+        comm.wait(comm.all_gather(whole, bucket.size() * int64_t(sizeof(float)), model.stream), model.stream);
+    }
+    return muon->orthogonalize(whole, b - 1, model.stream);
+}
+
+template <class floatX>
+void Optimizer<floatX>::finish_muon(int b, Comm::Ticket ticket, float lr, int step) {
+    const Bucket bucket = model.layout.bucket(b);
+    const BucketShard own = weights.own_shard(b);
+    const int64_t own_end = own.begin + own.count;
+    gradients.comm.wait(ticket, model.stream);
+    for (const MuonMatrix& matrix : muon->matrices) {
+        const int64_t begin = bucket.begin + matrix.begin;
+        const int64_t from = std::max(begin, own.begin), to = std::min(begin + matrix.size(), own_end);
+        if (from >= to) continue;
+        const auto* direction = reinterpret_cast<const floatX*>(model.grads.bucket(b) + matrix.begin);
+        const int64_t at = from - own.begin;
+        ops::muon_update(weights.local_shard(b) + at, master.data ? master.data + own.at + at : nullptr,
+                         direction + from - begin, factor(), from, to - from, matrix.scale(), config.adamw, lr, step,
+                         model.stream);
+    }
+    const int64_t rest = std::max(bucket.decayed_end, own.begin);  // biases and LayerNorms
+    if (rest < own_end) update(b, rest, own_end, lr, step);
 }
 
 template <class floatX>
 void Optimizer<floatX>::step(float lr, int step) {
     const ProfileRange range("update");
     const int buckets = model.layout.num_buckets();
-    if (weights.shards == 1) {  // one call for all buckets
-        update(0, {0, model.layout.total, 0}, lr, step);
-        for (int b = 0; b < buckets; b++) model.pack_bucket(b);
+    const auto updated = [&](int b) { weights.shards == 1 ? model.pack_bucket(b) : weights.shard_updated(b); };
+    if (weights.shards == 1 && !muon) {  // one call for all buckets
+        update(0, 0, model.layout.total, lr, step);
+        for (int b = 0; b < buckets; b++) updated(b);
         return;
     }
-    for (int b = 0; b < buckets; b++) {
-        update(b, weights.own_shard(b), lr, step);
-        weights.shard_updated(b);
+    for (int b = 0; b < (muon ? 1 : buckets); b++) {
+        const BucketShard own = weights.own_shard(b);
+        update(b, own.begin, own.begin + own.count, lr, step);
+        updated(b);
+    }
+    if (!muon) return;
+    Comm::Ticket ticket = begin_muon(1), next = 0;
+    for (int b = 1; b < buckets; b++, ticket = next) {
+        if (b + 1 < buckets) next = begin_muon(b + 1);  // while other ranks' matrices of bucket b arrive
+        finish_muon(b, ticket, lr, step);
+        updated(b);
     }
 }
 

@@ -3,6 +3,7 @@
 // With ZeRO (Rajbhandari et al. 2020) each rank updates one shard of every bucket; the model reads gathered weights.
 #pragma once
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "model/gpt2.h"
 #include "model/params.h"
 #include "train/gradients.h"
+#include "train/muon.h"
 
 struct OptimizerConfig {
     AdamWConfig adamw = {};
@@ -80,6 +82,7 @@ struct Optimizer {
     DeviceBuffer<float> master;   // (layout.total / shards); empty if there are no separate master weights
     DeviceBuffer<float> m, v;     // (layout.total / shards): means of the gradients and of their squares
     DeviceBuffer<float> stats = {2, "gradient norm"};  // norm, factor
+    std::optional<Muon<floatX>> muon;                  // with options.muon: the rule of the layers' matrices
 
     // options: those of the model. groups: by default a single rank.
     Optimizer(GPT2<floatX>& model, OptimizerConfig config, MemoryOptions options = {},
@@ -112,7 +115,9 @@ struct Optimizer {
     const float* factor() const { return stats.data + 1; }  // (1) on the device
 
   private:
-    void update(int b, const BucketShard& shard, float lr, int step);
+    void update(int b, int64_t begin, int64_t end, float lr, int step);
+    Comm::Ticket begin_muon(int b);
+    void finish_muon(int b, Comm::Ticket ticket, float lr, int step);
     const float* gather_state(const float* from, Param p, int l);
     void get_shard(float* values, Slot slot, Param p, int l);
     DeviceBuffer<float> chunk;  // piece of a tensor that a tensor-parallel rank sends to the others

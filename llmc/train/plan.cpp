@@ -51,6 +51,7 @@ MemoryOptions memory_options_of(const Options& o, int data_parallel, int tensor_
             .shard_gradients = o.zero >= 2,
             .shard_weights = o.zero >= 3 && data_parallel > 1,
             .bf16_gradients = o.grad_dtype == "bf16" && data_parallel > 1 && built_with_nccl(),
+            .muon = o.optimizer == "muon",
             .fp8 = o.precision == "fp8",
             .tensor = {tensor_index, o.tensor_parallel},
             .sequence_parallel = o.sequence_parallel};
@@ -160,6 +161,12 @@ int64_t sent_bytes(Dtype dtype, const GPT2Config& config, const Options& o, cons
     int64_t per_step = one_pass((layout.total - in_pass) * gathered, n) +
                        2 * one_pass(4 * count_step_stats(layout, virtual_ranks, ranks), ranks) + sums * gradients +
                        batch.grad_accum_steps * in_micro_step;
+    if (o.optimizer == "muon") {  // gathers momentum by ZeRO's shards and by tensor-parallel ranks, sends directions
+        const int64_t matrices = 12 * config.L * int64_t(config.C) * config.C / o.tensor_parallel;
+        if (o.zero > 0) per_step += one_pass(config.L * layout.layer_stride * 4, n);
+        per_step += one_pass(matrices * (dtype == Dtype::fp32 ? 4 : 2), n) +
+                    one_pass(matrices * o.tensor_parallel * 4 / n, o.tensor_parallel);
+    }
     // Gradients that are sums over a rank's rows are summed before them.
     if (o.sequence_parallel)
         per_step += 2 * (o.zero >= 2 ? batch.grad_accum_steps : local_virtual_ranks) *
@@ -294,8 +301,10 @@ static std::string describe_schedule(const Options& o) {
     const bool decays = o.schedule != "constant" && o.steps > std::max<int64_t>(o.warmup_steps, 1);
     const std::string end =
         decays ? format(", to %g of it at step %lld", o.final_lr_fraction, static_cast<long long>(o.steps)) : "";
-    return format("%s, lr %g, %s warmup%s; AdamW %g/%g, decay %g, clip %g", o.schedule.c_str(), o.lr,
-                  counted(o.warmup_steps, "step").c_str(), end.c_str(), o.beta1, o.beta2, o.weight_decay, o.grad_clip);
+    return format("%s, lr %g, %s warmup%s; %sAdamW %g/%g, decay %g, clip %g", o.schedule.c_str(), o.lr,
+                  counted(o.warmup_steps, "step").c_str(), end.c_str(),
+                  o.optimizer == "muon" ? "Muon for the layers' matrices, else " : "", o.beta1, o.beta2, o.weight_decay,
+                  o.grad_clip);
 }
 
 static std::string describe_device(const DeviceInfo& device, Dtype dtype) {

@@ -145,6 +145,16 @@ def test_more_steps_for_a_finished_run_say_both_learning_rates(tmp_path, data):
             "gone on with 1.00e-04") in longer.err
 
 
+def test_a_run_goes_on_with_the_other_optimizer_and_says_so(tmp_path, data):
+    options = "--steps 12 --warmup 0 --lr 1e-3 --schedule constant --checkpoint-every 4"
+    out = train(options, "--stop-after 4", out=tmp_path / "run", data=data)
+    for optimizer, before in [("muon", "adamw"), ("adamw", "muon")]:
+        part = run(train_command("--resume", options, "--stop-after 4 --optimizer", optimizer, out=out, data=data))
+        assert f'changed since the checkpoint: --optimizer "{optimizer}" (was "{before}")' in part.err
+    losses = out.by_step("step", "loss")
+    assert sorted(losses) == list(range(12)) and max(losses[step] for step in range(8, 12)) < losses[3]
+
+
 @pytest.mark.parametrize("loss, code", [("cut", 65), ("removed", 66), ("token", 65)])
 def test_data_that_become_unreadable_end_the_run_after_a_save(loss, code, train_in_background, long_run, tmp_path,
                                                               more_data):

@@ -37,6 +37,7 @@ TEST_CASE("a failed allocation names its purpose, the free memory and what to lo
 
 TEST_CASE("copies to, from and within the device keep every byte, and fill_zero zeroes every byte") {
     device_cases::copies({0, 1, 1000, (1 << 20) + 3});
+    device_cases::copies_of_rows();
 }
 
 // x = 3 x + add, so that another order of launches gives another result. rounds only makes the kernel take longer.

@@ -1,15 +1,17 @@
-// test_gpu_ops.cu: the shared cases of GELU, of add_residual, of gradients and their norm, and of AdamW (cases_gelu.h,
-// cases_residual.h, cases_norm.h, cases_adamw.h) on the kernels of llmc/cuda; and rounding to bf16 on the device. The
-// same source runs on a GPU and in the emulator.
+// test_gpu_ops.cu: the shared cases of GELU, of add_residual, of gradients and their norm, of AdamW and of Muon
+// (cases_gelu.h, cases_residual.h, cases_norm.h, cases_adamw.h, cases_muon.h) on the kernels of llmc/cuda; and rounding
+// to bf16 on the device. The same source runs on a GPU and in the emulator.
 #include <cstring>
 
 #include "cuda/adamw.cuh"
 #include "cuda/gelu.cuh"
+#include "cuda/muon.cuh"
 #include "cuda/norm.cuh"
 #include "cuda/residual.cuh"
 #include "gpu/gpu_backend.h"
 #include "support/cases_adamw.h"
 #include "support/cases_gelu.h"
+#include "support/cases_muon.h"
 #include "support/cases_norm.h"
 #include "support/cases_residual.h"
 
@@ -118,4 +120,23 @@ TEST_CASE("AdamW without master weights agrees with the definition, and impossib
     adamw_cases::one_step_without_masters(gpu_backend, 5056, {256, 192, 320, 128}, 64, 4);
     adamw_cases::zeros_and_nan_without_masters(gpu_backend);
     adamw_cases::no_elements_and_impossible_steps();
+}
+
+// ---- Muon
+
+TEST_CASE("Muon's momentum is Nesterov's, also in place, and a factor that is not finite changes only its output") {
+    for (const int64_t count : {0, 1, 255, 5001}) muon_cases::momentum(gpu_backend, count, 0.5f);
+    for (const float factor : {NAN, INFINITY}) muon_cases::momentum(gpu_backend, 261, factor);
+}
+
+TEST_CASE_TEMPLATE("Muon's other operations agree with their formulas, and write nothing else", floatX, float, bf16) {
+    for (const int64_t count : {0, 1, 255, 5001}) {
+        muon_cases::normalize<floatX>(gpu_backend, count);
+        muon_cases::update<floatX>(gpu_backend, count);
+    }
+    for (const int n : {0, 1, 2, 7, 33, 64}) muon_cases::polynomial<floatX>(gpu_backend, n);
+}
+
+TEST_CASE("without master weights Muon's rounding depends on seed, step and element alone") {
+    muon_cases::stochastic_rounding(gpu_backend, 5001, {5001, 77});
 }

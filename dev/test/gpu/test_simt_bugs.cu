@@ -160,6 +160,16 @@ TEST_CASE("bug: device memory used after cudaFree, freed twice, used by the host
         const Array<float> a(15);
         cudaMemcpy(a.data, host, sizeof(host), cudaMemcpyHostToDevice);
     });
+    for (const bool to_end : {false, true})  // b ends in the middle of the last row
+        expect_report("an access beyond the end of a device array", [=] {
+            const Array<float> a(11), b(10);
+            const auto [to, from] = to_end ? std::pair(b.data, a.data) : std::pair(a.data, b.data);
+            cudaMemcpy2DAsync(to, 12, from, 12, 8, 4, cudaMemcpyDeviceToDevice);
+        });
+    expect_report("copy in the wrong direction", [] {
+        const Array<float> a(16);
+        cudaMemcpy2DAsync(a.data, 8, host, 8, 8, 2, cudaMemcpyDeviceToDevice);
+    });
 }
 
 __global__ void unwritten_sum(float* out) {

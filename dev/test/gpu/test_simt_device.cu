@@ -367,3 +367,25 @@ TEST_CASE("a time is only between events that were recorded and have times") {
           "emulator: cudaEventElapsedTime of an event that was never recorded (cudaErrorInvalidResourceHandle)\n");
     cudaEventDestroy(never);
 }
+
+TEST_CASE("a copy of rows runs in its stream's order, and rows wider than a pitch or too wide a pitch are refused") {
+    in_every_order([] {
+        cudaStream_t stream;
+        cudaStreamCreate(&stream);
+        const Array<float> in(floats(32, [](int i) { return i; })), a(32), b(floats(32, [](int) { return -1; }));
+        const auto copy = [&](size_t to_pitch, size_t from_pitch, size_t width, size_t height) {
+            return cudaMemcpy2DAsync(b.data, to_pitch, a.data, from_pitch, width, height, cudaMemcpyDeviceToDevice,
+                                     stream);
+        };
+        simt::launch(add_kernel, 1, 32, 0, stream, a.data, in.data, 1.0f);
+        CHECK(copy(12, 32, 8, 4) == cudaSuccess);
+        simt::launch(add_kernel, 1, 32, 0, stream, a.data, in.data, 50.0f);
+        CHECK(copy(4, 4, 4, 0) == cudaSuccess);
+        CHECK(copy(12, 32, 13, 1) == cudaErrorInvalidPitchValue);
+        CHECK(copy(32, 12, 13, 1) == cudaErrorInvalidPitchValue);
+        CHECK(copy(size_t(1) << 31, 12, 12, 1) == cudaErrorInvalidPitchValue);
+        CHECK(cudaGetLastError() == cudaErrorInvalidPitchValue);
+        CHECK(b.host() == floats(32, [](int i) { return i < 11 && i % 3 < 2 ? i / 3 * 8 + i % 3 + 1 : -1; }));
+        cudaStreamDestroy(stream);
+    });
+}

@@ -51,9 +51,9 @@ struct Shape {
     int tp, dp, zero;
     int recompute, sp, chunks, virt;  // sp: sequence parallelism, virt: virtual ranks
     int bf16, master;
-    int gain;                // scale of the initial matrices
-    int big_head;            // factor of the initial wte, for large logits
-    int ignore, clip, seed;  // ignore: whether some targets are ignored
+    int gain;                      // scale of the initial matrices
+    int big_head;                  // factor of the initial wte, for large logits
+    int ignore, clip, muon, seed;  // ignore: whether some targets are ignored
 
     GPT2Config config() const { return {T + 1, V, L, NH, NH * HS}; }
     int micro_batches() const { return dp * accum; }  // per step
@@ -63,8 +63,10 @@ struct Shape {
 static std::string describe(const Shape& s) {
     return format("L %d NH %d HS %d V %d B %d T %d accum %d tp %d dp %d zero %d ", s.L, s.NH, s.HS, s.V, s.B, s.T,
                   s.accum, s.tp, s.dp, s.zero) +
-           format("recompute %d sp %d chunks %d virtual %d bf16 %d master %d gain %d big_head %d ignore %d clip %d",
-                  s.recompute, s.sp, s.chunks, s.virt, s.bf16, s.master, s.gain, s.big_head, s.ignore, s.clip);
+           format(
+               "recompute %d sp %d chunks %d virtual %d bf16 %d master %d gain %d big_head %d ignore %d clip %d muon "
+               "%d",
+               s.recompute, s.sp, s.chunks, s.virt, s.bf16, s.master, s.gain, s.big_head, s.ignore, s.clip, s.muon);
 }
 
 // The sizes are reduced until a step takes this many multiplications with a parameter, so that the sweep is short.
@@ -99,6 +101,7 @@ static Shape random_shape(int seed) {
     s.big_head = one_in(4) ? 30 : 1;
     s.ignore = one_in(3);
     s.clip = one_in(2);
+    s.muon = one_in(3);
     while (s.tokens_per_step() * count_parameters(s.config()) > MOST_WORK) {
         int& size = *std::vector{&s.HS, &s.T, &s.B, &s.L}[size_t(from_to(0, 3))];
         size = std::max(size * 2 / 3, &size == &s.HS ? 2 : 1);
@@ -280,7 +283,7 @@ static Results from_bytes(Results results, const char* bytes) {
 static Reference make_reference(const Shape& shape, Comm& world) {
     Comm comm;
     const Groups alone = make_groups(comm, 1);
-    const MemoryOptions options = {.logit_chunks = 1, .master_weights = shape.master == 1};
+    const MemoryOptions options = {.logit_chunks = 1, .master_weights = shape.master == 1, .muon = shape.muon == 1};
     const Rounding rounding = world.rank == 2 ? Rounding::bf16 : world.rank == 3 ? Rounding::fp32 : Rounding::none;
     const bool in_bf16 = world.rank == 1 || world.rank == 2;
     const Results own =
@@ -302,7 +305,8 @@ static Reference make_reference(const Shape& shape, Comm& world) {
     std::sort(relative.begin(), relative.end());
     const double usual = relative.empty() ? 0.0 : relative[relative.size() / 2];
     const int64_t longest = std::max({int64_t(4 * shape.config().C), shape.tokens_per_step(), int64_t(shape.V)});
-    const double scale = 4.0 * (shape.bf16 ? 1.0 : double(longest) / 65536.0);
+    // Newton-Schulz raises the roundings of small singular values, which differ more from run to run.
+    const double scale = (shape.muon ? 8.0 : 4.0) * (shape.bf16 ? 1.0 : double(longest) / 65536.0);
     Reference reference{shape.bf16 ? coarse : fine, {}};
     for (const auto& [name, x] : fine)
         reference.bounds[name] = scale * std::max(distances[name], usual * norm_of(x)) + 1e-12 * all_gradients;
@@ -323,6 +327,7 @@ static Results train_in_layout(const Shape& shape, const Groups& groups) {
                                    .shards = shape.zero ? dp : 1,
                                    .shard_gradients = shape.zero >= 2,
                                    .shard_weights = shape.zero >= 3 && dp > 1,
+                                   .muon = shape.muon == 1,
                                    .tensor = {groups.tp.shard_index, shape.tp},
                                    .sequence_parallel = shape.sp == 1};
     return shape.bf16 ? train<bf16>(shape, groups, options) : train<float>(shape, groups, options);

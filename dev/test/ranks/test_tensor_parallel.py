@@ -62,7 +62,7 @@ def test_refused_options(n, options, text, data, tmp_path):
 
 @pytest.mark.parametrize("n, options", [
     (2, "--recompute layer"), (4, "--tensor-parallel 4 --precision fp32 --sequence-parallel"), (4, "--zero 2"),
-    (4, "--zero 3 --sequence-parallel")])
+    (4, "--zero 3 --sequence-parallel"), (4, "--zero 1 --optimizer muon")])
 def test_ranks_send_the_bytes_of_plan(n, options, data, tmp_path):
     model = ("--layers 3 --heads 4 --channels 64 --vocab-size 301 --seq-len 32 --global-batch 256 --precision bf16"
              " --tensor-parallel 2")

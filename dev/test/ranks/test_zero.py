@@ -21,8 +21,9 @@ def test_zero_3_has_the_bits_and_texts_of_zero_2(n, options, data, tmp_path):
 
 
 # With one micro-step for each virtual rank there is only one order of sums.
-def test_each_stage_continues_with_the_bits_of_the_others(data, tmp_path):
-    options = f"{OPTIONS} --precision bf16 --global-batch 128 --steps 5 --checkpoint-every 1"
+@pytest.mark.parametrize("rule", ["adamw", "muon"])
+def test_each_stage_continues_with_the_bits_of_the_others(rule, data, tmp_path):
+    options = f"{OPTIONS} --precision bf16 --global-batch 128 --steps 5 --checkpoint-every 1 --optimizer {rule}"
     whole = train(options, out=tmp_path / "whole", data=data)
     for n, stage in [(2, "--zero 3"), (1, "--zero 0 --resume"), (4, "--zero 2 --resume"), (4, "--zero 3 --resume"),
                      (2, "--zero 1 --resume")]:
@@ -38,7 +39,8 @@ def test_a_run_ends_with_an_update(data):
 
 @pytest.mark.parametrize("n, options", [
     (2, "--zero 0"), (3, "--zero 3 --global-batch 192"), (2, "--zero 2 --deterministic-ranks 4"),
-    (4, "--zero 1 --grad-dtype bf16"), (4, "--zero 3 --grad-dtype bf16")])
+    (4, "--zero 1 --grad-dtype bf16"), (4, "--zero 3 --grad-dtype bf16"), (4, "--zero 3 --optimizer muon"),
+    (2, "--zero 0 --optimizer muon")])
 def test_ranks_send_the_bytes_of_plan(n, options, data, tmp_path):
     model = "--layers 5 --channels 64 --vocab-size 300 --seq-len 32 --micro-batch 1 --global-batch 256 --precision bf16"
     assert_sends_planned_bytes(n, model, options, data=data, tmp_path=tmp_path)

@@ -1,5 +1,6 @@
 // cases_device.h: the cases of device.h that test_device.cpp and test_gpu_device.cu share, about memory and copies.
 #pragma once
+#include <algorithm>
 #include <cstring>
 
 #include "base/device.h"
@@ -48,6 +49,25 @@ inline void copies(const std::vector<int64_t>& sizes) {
         CHECK(to_host(b.data, size) == from);
         fill_zero(b.data, size, nullptr);
         CHECK(to_host(b.data, size) == std::vector<char>(size_t(size)));
+    }
+}
+
+// The bytes between rows stay as they are.
+inline void copies_of_rows() {
+    struct Case {
+        int64_t rows, row_bytes, to_stride, from_stride;
+    };
+    for (const Case& c :
+         {Case{1, 1, 1, 1}, {7, 12, 12, 40}, {7, 12, 40, 12}, {1000, 6, 10, 14}, {0, 4, 8, 8}, {9, 0, 8, 8}}) {
+        INFO(c.rows, " rows of ", c.row_bytes, " bytes");
+        std::vector<char> from(size_t(c.rows * c.from_stride)), want(size_t(c.rows * c.to_stride));
+        for (size_t i = 0; i < from.size(); i++) from[i] = char(1 + i % 127);
+        for (int64_t row = 0; row < c.rows; row++)
+            std::copy_n(from.begin() + row * c.from_stride, c.row_bytes, want.begin() + row * c.to_stride);
+        DeviceBuffer<char> a(c.rows * c.from_stride, "a"), b(c.rows * c.to_stride, "b");
+        copy_to_device(a.data, from.data(), a.size, nullptr);
+        copy_rows(b.data, c.to_stride, a.data, c.from_stride, c.row_bytes, c.rows, nullptr);
+        CHECK(to_host(b.data, b.size) == want);
     }
 }
 

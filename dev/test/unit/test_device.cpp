@@ -86,6 +86,7 @@ TEST_CASE("processes of a host share its memory") {
 
 TEST_CASE("copies and zeros, also where several threads share them, and host memory that is not counted") {
     device_cases::copies({0, 1, 1000, (5 << 20) + 3});
+    device_cases::copies_of_rows();
     device_cases::host_memory();
 }
 

@@ -70,8 +70,9 @@ static std::vector<MemoryItem> memory(Dtype dtype, int B, const MemoryOptions& o
 
 TEST_CASE_TEMPLATE("training allocates the memory of the plan", floatX, float, bf16) {
     device_reserve_scratch(1 << 25);  // all models of the process share it, and the plan counts it separately
-    for (const MemoryOptions& options : {MemoryOptions{Recompute::none, 4}, MemoryOptions{Recompute::gelu, 4, false},
-                                         MemoryOptions{Recompute::layer, 4}, MemoryOptions{.fp8 = true}}) {
+    for (const MemoryOptions& options :
+         {MemoryOptions{Recompute::none, 4}, MemoryOptions{Recompute::gelu, 4, false},
+          MemoryOptions{Recompute::layer, 4}, MemoryOptions{.fp8 = true}, MemoryOptions{.muon = true}}) {
         if (options.fp8 && dtype_of<floatX> == Dtype::fp32) continue;
         const int64_t before = device_bytes_allocated();
         GPT2<floatX> model(config, Purpose::train, 2, 32, options);
