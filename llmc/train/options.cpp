@@ -501,6 +501,9 @@ static void check_training(Options& o) {
     ENSURE(!trains || o.reference.empty() || o.reference == "none" || (!o.val_data.empty() && o.val_every > 0),
            "--reference compares validation losses: give --val-data, and --val-every above 0");
     ENSURE(!o.tensorboard || !o.output.empty(), "--tensorboard writes into --output, which is empty; name a directory");
+    ENSURE(o.schedule == "wsd" || o.cooldown == Options().cooldown,
+           "--cooldown %g needs --schedule wsd; with --schedule %s leave it at %g", o.cooldown, o.schedule.c_str(),
+           Options().cooldown);
     ENSURE(o.tensor_parallel > 1 || !o.sequence_parallel,
            "--sequence-parallel needs --tensor-parallel 2 or more, on as many ranks; --sequence-parallel=false "
            "switches it off");

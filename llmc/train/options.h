@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "model/params.h"
+#include "train/schedule.h"
 
 // help: --help or --version was given; the text is in Options::answer, to be printed on stdout.
 enum class Command { train, generate, eval, plan, tokenize, export_model, help };
@@ -55,6 +56,7 @@ struct Options {
     std::string schedule = "cosine";
     int64_t warmup = -1;       // steps; -1: not given, so each start of a run computes it from its own --steps
     int64_t warmup_steps = 0;  // set by resolve_steps
+    double cooldown = 0.2;     // of wsd: fraction of the steps in which the rate goes down
     double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
     double grad_clip = 1.0;       // 0: off
     std::string on_nan = "halt";  // halt, skip
@@ -135,6 +137,11 @@ GPT2Config model_config(const Options& options, int default_vocab = 50257);
 // Sets the fields that depend on the data: steps 0 becomes steps_per_epoch, and warmup_steps becomes --warmup, by
 // default the less of 700 and a tenth of the steps. Refuses an epoch without a step and a warmup longer than the run.
 void resolve_steps(Options& options, int64_t steps_per_epoch);
+
+// To be called after resolve_steps.
+inline Schedule schedule_of(const Options& o) {
+    return make_schedule(o.schedule, o.lr, o.final_lr_fraction, o.warmup_steps, o.steps, o.cooldown);
+}
 
 // Returns how many windows of T + 1 tokens --val-tokens means: 80 if -1; 0: all; else those with so many targets.
 inline int64_t windows_of(int64_t val_tokens, int T) { return val_tokens < 0 ? 80 : (val_tokens + T - 1) / T; }

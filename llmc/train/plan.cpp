@@ -299,8 +299,10 @@ double peak_flops(const DeviceInfo& device, Dtype dtype) {
 
 static std::string describe_schedule(const Options& o) {
     const bool decays = o.schedule != "constant" && o.steps > std::max<int64_t>(o.warmup_steps, 1);
-    const std::string end =
+    std::string end =
         decays ? format(", to %g of it at step %lld", o.final_lr_fraction, static_cast<long long>(o.steps)) : "";
+    if (o.schedule == "wsd")
+        end = format(", constant to step %lld", static_cast<long long>(steps_to_peak_end(schedule_of(o)))) + end;
     return format("%s, lr %g, %s warmup%s; %sAdamW %g/%g, decay %g, clip %g", o.schedule.c_str(), o.lr,
                   counted(o.warmup_steps, "step").c_str(), end.c_str(),
                   o.optimizer == "muon" ? "Muon for the layers' matrices, else " : "", o.beta1, o.beta2, o.weight_decay,

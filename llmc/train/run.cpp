@@ -353,10 +353,6 @@ static std::vector<std::string> lock_output(Run& run) {
     return notes;
 }
 
-static Schedule schedule_of(const Options& o) {
-    return make_schedule(o.schedule, o.lr, o.final_lr_fraction, o.warmup_steps, o.steps);
-}
-
 static void open_data(Run& run) {
     Options& o = run.options;
     const int T = run.batch.T;
@@ -437,10 +433,18 @@ static std::string describe_rate(const Run& run, const TrainerState& state) {
     before.schedule = saved.value("schedule", before.schedule);
     before.warmup = saved.value("warmup", before.warmup);
     before.final_lr_fraction = saved.value("final-lr-fraction", before.final_lr_fraction);
+    before.cooldown = saved.value("cooldown", Options().cooldown);
     resolve_steps(before, 0);
-    const double was = learning_rate(schedule_of(before), state.step), now = learning_rate(run.schedule, state.step);
+    const Schedule old = schedule_of(before);
+    const double was = learning_rate(old, state.step), now = learning_rate(run.schedule, state.step);
     if (std::fabs(now - was) <= 0.01 * was) return "";
-    return format("; the learning rate goes on with %.2e, and would have gone on with %.2e", now, was);
+    const std::string text =
+        format("; the learning rate goes on with %.2e, and would have gone on with %.2e", now, was);
+    const int64_t begin = steps_to_peak_end(old);
+    if (old.decay != Decay::wsd || state.step <= begin || now < was) return text;
+    return text +
+           format("; the cooldown began at step %lld: for the result of a longer run resume a checkpoint up to it",
+                  static_cast<long long>(begin));
 }
 
 static void open_log(Run& run, const Launch& launch, const DeviceInfo& device, const std::vector<json>& ranks,

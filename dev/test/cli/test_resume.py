@@ -155,6 +155,22 @@ def test_a_run_goes_on_with_the_other_optimizer_and_says_so(tmp_path, data):
     assert sorted(losses) == list(range(12)) and max(losses[step] for step in range(8, 12)) < losses[3]
 
 
+def test_a_checkpoint_before_the_cooldown_resumes_into_a_longer_run_with_its_bits(tmp_path, data):
+    def train_with(cooldown, out, more=""):
+        options = f"--schedule wsd --cooldown {cooldown} --checkpoint-every 6 --keep 0 {more}"
+        return run(train_command(options, out=out, data=data)).err
+
+    note = "the cooldown began at step 12: for the result of a longer run resume a checkpoint up to it"
+    before, inside = Run(tmp_path / "before"), tmp_path / "inside"
+    train_with(0.25, inside, "--steps 16")
+    shutil.copytree(inside, before)
+    shutil.rmtree(before.checkpoint(16))
+    train_with(0.5, tmp_path / "longer", "--steps 30")
+    assert note in train_with(0.5, inside, "--steps 30 --resume")
+    assert note not in train_with(0.5, before, "--steps 30 --resume")
+    assert_same_run(tmp_path / "longer", before, 30)
+
+
 @pytest.mark.parametrize("loss, code", [("cut", 65), ("removed", 66), ("token", 65)])
 def test_data_that_become_unreadable_end_the_run_after_a_save(loss, code, train_in_background, long_run, tmp_path,
                                                               more_data):

@@ -114,6 +114,11 @@ TEST_CASE("bad values, unknown options, and those of other trainers are refused,
                    {{"--rows r", "--val-data is missing: quote a pattern of token shards to evaluate"},
                     {"--text t --val-tokens 9", "--val-tokens needs --val-data; tasks and texts are read whole"}});
     expect_refused("--train-data x ", {{"--eval-every 50", "--eval-every needs --eval-task FILE"}});
+    expect_refused("--train-data x ",
+                   {{"--cooldown 0.3", "--cooldown 0.3 needs --schedule wsd; with --schedule cosine leave it at 0.2"},
+                    {"--schedule wsd --cooldown 0", "--cooldown 0 must be at least 1e-09 and at most 1"},
+                    {"--schedule wsd --cooldown 1.5", "--cooldown 1.5 must be at least 1e-09 and at most 1"}});
+    CHECK(train({"--schedule=wsd", "--cooldown=1"}).cooldown == 1.0);
     expect_refused("tokenize a ", {{"--steps 4", "unknown option --steps"}});
     expect_refused("", {{"--gpus 2", "there is no --gpus; use --ranks N, or --ranks all; CUDA_VISIBLE_DEVICES chooses"},
                         {"--max_iters 5", "there is no --max_iters; use --steps"},
@@ -293,8 +298,8 @@ TEST_CASE("strings of special characters come back through run.toml and --config
 
 TEST_CASE("every option comes back through run.toml, but not those of one start") {
     const Options o = train({"--layers=2", "--heads=2", "--channels=64", "--lr=0.00012345678901234567", "--keep-best",
-                             "--seed=18446744073709551615", "--val-data=v", "--schedule=wsd", "--stop-after=5",
-                             "--quiet", "--trace=t", "--ranks=2"});
+                             "--seed=18446744073709551615", "--val-data=v", "--schedule=wsd", "--cooldown=0.3",
+                             "--stop-after=5", "--quiet", "--trace=t", "--ranks=2"});
     const Options back = with_run_toml(run_toml(o));
     CHECK(run_toml(back) == run_toml(o));
     const std::set<std::string> of_one_start = {"resume", "config", "stop-after", "ranks", "trace", "quiet", "output"};

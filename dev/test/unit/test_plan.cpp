@@ -172,6 +172,8 @@ TEST_CASE("the table has the peak of the run's precision, the memory, the batch,
     CHECK(row(Dtype::fp32, o, "schedule").starts_with("cosine, lr 0.0006, 2 steps warmup, to 0.1 of it at step 30; "));
     o.schedule = "constant", o.warmup_steps = 1;
     CHECK(row(Dtype::fp32, o, "schedule") == "constant, lr 0.0006, 1 step warmup; AdamW 0.9/0.95, decay 0.1, clip 1");
+    o.schedule = "wsd", o.cooldown = 0.3;
+    CHECK(contains(row(Dtype::fp32, o, "schedule"), "warmup, constant to step 21, to 0.1 of it at step 30; AdamW"));
 }
 
 // ---- mfu.h

@@ -10,8 +10,9 @@
 
 #include "support/refusal.h"
 
-static std::vector<double> rates(const char* name, double final_fraction, int64_t warmup, int64_t steps) {
-    const Schedule schedule = make_schedule(name, 6e-4, final_fraction, warmup, steps);
+static std::vector<double> rates(const char* name, double final_fraction, int64_t warmup, int64_t steps,
+                                 double cooldown = 0.2) {
+    const Schedule schedule = make_schedule(name, 6e-4, final_fraction, warmup, steps, cooldown);
     std::vector<double> out;
     for (int64_t step = 0; step < steps; step++) out.push_back(learning_rate(schedule, step));
     return out;
@@ -57,10 +58,28 @@ TEST_CASE("the schedules between their ends, and steps beyond the end, which kee
     expect("wsd", 0.0, 80, 1.0);
     expect("wsd", 0.0, 85, 0.5);
     CHECK(rates("cosine", 0.0, 10, 10).back() == 6e-4);  // warmup only
-    const Schedule s = make_schedule("cosine", 6e-4, 0.1, 0, 10);
+    const Schedule s = make_schedule("cosine", 6e-4, 0.1, 0, 10, 0.2);
     CHECK(learning_rate(s, int64_t(1) << 60) == learning_rate(s, 9));
 }
 
+TEST_CASE("the cooldown of wsd takes its fraction of the steps, at least one, and never starts in the warmup") {
+    const struct {
+        double cooldown;
+        int64_t warmup, steps, peak_end;
+    } rows[] = {{0.2, 2, 7, 6},  {0.2, 0, 8, 7}, {0.29, 0, 100, 71}, {0.5, 5, 10, 5},
+                {0.9, 5, 10, 5}, {1, 0, 10, 1},  {1e-9, 3, 10, 9},   {0.2, 10, 10, 10}};
+    for (const auto& row : rows) {
+        const auto r = rates("wsd", 0.0, row.warmup, row.steps, row.cooldown);
+        CHECK(std::count(r.begin() + std::max<int64_t>(row.warmup - 1, 0), r.end(), 6e-4) ==
+              row.peak_end - std::max<int64_t>(row.warmup - 1, 0));
+        CHECK(steps_to_peak_end(make_schedule("wsd", 6e-4, 0.0, row.warmup, row.steps, row.cooldown)) == row.peak_end);
+        // A longer run has the same rates up to there.
+        const auto longer = rates("wsd", 0.0, row.warmup, 3 * row.steps, row.cooldown / 3);
+        CHECK(std::equal(r.begin(), r.begin() + row.peak_end, longer.begin()));
+    }
+}
+
 TEST_CASE("unknown schedules are refused") {
-    CHECK(refusal([] { make_schedule("cosin", 1e-3, 0.1, 0, 10); }).starts_with("2 --schedule cosin is not known"));
+    CHECK(
+        refusal([] { make_schedule("cosin", 1e-3, 0.1, 0, 10, 0.2); }).starts_with("2 --schedule cosin is not known"));
 }
