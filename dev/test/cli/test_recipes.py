@@ -13,6 +13,7 @@ RECIPES = sorted(path.name for path in (ROOT / "scripts").glob("run_gpt*"))
 @pytest.mark.parametrize("script, env, ranks, tokens, parameters, seq_len", [
     ("run_gpt2_124M.sh", {}, 8, 524288, 124439808, 1024),
     ("run_gpt2_124M.sh", {"NP": 1}, 1, 524288, 124439808, 1024),
+    ("run_gpt2_124M_fast.sh", {}, 8, 524288, 124439808, 1024),
     ("run_gpt2_350M.sh", {}, 8, 524288, 354823168, 1024),
     ("run_gpt2_774M.sh", {}, 8, 524288, 774030080, 1024),
     ("run_gpt2_1558M.sh", {}, 8, 1048576, 1557611200, 1024),
@@ -28,7 +29,13 @@ def test_a_plan_has_the_published_batch_and_size(script, env, ranks, tokens, par
     assert (in_step, length, world_size) == (tokens, seq_len, ranks)
     assert in_step == sequences * length * world_size * micro_steps
     assert f" {parameters} parameters" in plan and "vocabulary 50257 " in plan
-    assert f" {179 if 'gpt3' in script else 700} steps warmup" in plan
+    warmup = 250 if "fast" in script else 179 if "gpt3" in script else 700
+    assert f" {warmup} steps warmup" in plan
+
+
+def test_the_fast_recipe_has_the_published_rate_and_steps():
+    plan = run("scripts/run_gpt2_124M_fast.sh --plan --measure off").out
+    assert re.search("^schedule +linear, lr 0.0018, 250 steps warmup, to 0 of it at step 12288;", plan, re.MULTILINE)
 
 
 def test_options_of_a_recipe_are_those_of_the_program():
