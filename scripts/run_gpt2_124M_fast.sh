@@ -4,9 +4,9 @@
 #
 # 12,288 steps of 524,288 tokens: 6.44 billion tokens of data/fineweb10B.sh, 5.17e18 FLOP.
 # Published for 6.44 billion tokens at this rate: validation loss 3.2753, where llm.c's schedule had 3.2847 after 10
-# billion; 3.2267 for 10 billion (--steps 19073). Source: the README of Tuned-NanoGPT, 2024, which became
-# github.com/KellerJordan/modded-nanogpt. That run warmed up for 256 steps, ended at a tenth of the rate, normalized
-# each gradient, and had RMSNorm and no biases: what the model of this program reaches has not been measured.
+# billion; 3.2267 for 10 billion (--steps 19073). Source: the README of Tuned-NanoGPT, 2024. That run warmed up for 256
+# steps, ended at a tenth of the rate, normalized each gradient, and had RMSNorm and no biases: what the model of this
+# program reaches has not been measured.
 #
 # NP=4 takes four GPUs, DATA= another folder of shards, OUT= another folder for checkpoints. --plan prints the plan
 # only. Started again, it resumes from its last checkpoint.
