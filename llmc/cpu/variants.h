@@ -1,8 +1,8 @@
 // variants.h: declares every variant of the CPU operations, one namespace each. cpu::plain is the reference: plain
 // loops that run on every machine. The other variants compute the same results faster, and the tests compare them with
 // cpu::plain. cpu::<op> calls the variant that isa() selects (dispatch.cpp). Without a matrix unit the matmul is that
-// of cpu::fp32 (matmul.cpp). Variants take neither amax nor an FP8 weight, which are up to cpu::<op> (fp8.cpp). Six
-// small operations on gradients and losses (norm.cpp, cross_entropy.cpp) exist in cpu only.
+// of cpu::fp32 (matmul.cpp). Variants take neither amax nor an FP8 weight, which are up to cpu::<op> (fp8.cpp). The
+// small operations on gradients, on losses and of Muon (norm.cpp, cross_entropy.cpp, muon.cpp) exist in cpu only.
 //
 // A variant need not define every operation. avx2, avx512 and neon are compiled from vector_ops.h, which has no matmul.
 // avx512bf16 and amx have the bf16 matmul (matrix_matmul.h) and bf16 attention (matrix_attention.h) only.

@@ -17,16 +17,16 @@
 // A matrix of a layer: what this tensor-parallel rank has of it, from element `begin` of the layer's bucket on.
 struct MuonMatrix {
     int64_t begin;
-    int rows, cols, all_rows, all_cols;  // of the shard; of the whole matrix
+    int rows, cols, all_rows, all_cols;  // the shard's sizes; the whole matrix's
 
     int64_t size() const { return int64_t(rows) * cols; }
-    float scale() const { return 0.2f * std::sqrt(float(std::max(all_rows, all_cols))); }  // of the update
+    float scale() const { return 0.2f * std::sqrt(float(std::max(all_rows, all_cols))); }  // factor of the update
 };
 
 template <class floatX>
 struct Muon {
     static constexpr float MOMENTUM = 0.95f;
-    std::vector<MuonMatrix> matrices;  // of each layer, in the order of memory
+    std::vector<MuonMatrix> matrices;  // those of one layer, in the order of memory
 
     // layout: that of the model.
     Muon(const ParamLayout& layout, const Groups& groups);
@@ -42,7 +42,7 @@ struct Muon {
 
   private:
     Comm &comm, &tensor_comm;
-    int index;                                 // of this tensor-parallel rank
+    int index;                                 // this rank's in the tensor-parallel group
     DeviceBuffer<float> parts;                 // with tensor parallelism: the columns of each rank
     DeviceBuffer<float> squares, sums;         // (1); X^T X in fp32, if floatX is bf16
     DeviceBuffer<floatX> x, next, a, squared;  // X and its successor; A = X X^T or X^T X, and A^2

@@ -56,7 +56,7 @@ struct Options {
     std::string schedule = "cosine";
     int64_t warmup = -1;       // steps; -1: not given, so each start of a run computes it from its own --steps
     int64_t warmup_steps = 0;  // set by resolve_steps
-    double cooldown = 0.2;     // of wsd: fraction of the steps in which the rate goes down
+    double cooldown = 0.2;     // fraction of the steps in which wsd's rate goes down
     double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
     double grad_clip = 1.0;       // 0: off
     std::string on_nan = "halt";  // halt, skip

@@ -13,7 +13,7 @@ struct Schedule {
     double peak;
     double final_fraction;  // the last step's rate as a fraction of `peak`; unused by Decay::constant
     int64_t warmup, steps;
-    double cooldown;  // fraction of the steps in which Decay::wsd goes down
+    double cooldown;  // Decay::wsd: fraction of the steps in which the rate goes down
 };
 
 inline Schedule make_schedule(const std::string& name, double peak, double final_fraction, int64_t warmup,
