@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""sweep.py: trains a grid of options over seeds on the CPU, and compares the validation losses.
+"""sweep.py: trains a grid of options over seeds, and compares the validation losses.
 
   sweep.py run RESULTS --corpus gcide --seeds 1-4 --base "--layers 4 ..." --grid "--lr 1e-3,2e-3" --grid "..."
   sweep.py compare RESULTS [--baseline "--lr 1e-3"]
@@ -8,7 +8,7 @@
 RESULTS has a JSON line per run; a run that is there is not run again, so a sweep that was stopped goes on. The
 candidates of a seed run after each other, so that a slow hour meets all of them. --grid "--program A,B" compares two
 builds. Losses are compared in bits per byte, because the loss of a token depends on the vocabulary. Seconds are those
-of training steps, and are compared only if all runs had the same CPU to themselves (--jobs 1).
+of training steps, and are compared only if all runs had the same device to themselves (--jobs 1).
 """
 import argparse
 import fcntl
@@ -72,8 +72,9 @@ class Training:
         times = [0.0, *itertools.accumulate(line["step_ms"] / 1000 for line in steps)]
         curve = [[line["step"], line["step"] * header["tokens_per_step"], round(times[line["step"]], 3),
                   line["val_loss"]] for line in validations]
-        return {**self.run, "version": header["version"], "parameters": header["model"]["parameters"],
-                "val_loss": last.get("val_loss"), "bits_per_byte": last.get("bits_per_byte"), "curve": curve,
+        return {**self.run, "version": header["version"], "device": header["device"],
+                "parameters": header["model"]["parameters"], "val_loss": last.get("val_loss"),
+                "bits_per_byte": last.get("bits_per_byte"), "curve": curve,
                 "wall_seconds": round(time.time() - self.begin, 1)}
 
     def remove(self):
@@ -113,8 +114,6 @@ def run(args):
     with open(args.results, "rb") as file:
         results.truncate(file.read().rfind(b"\n") + 1)  # removes a line that was cut
     have = [(line["corpus"], line["vocab"], line["options"], line["seed"]) for line in read_lines(args.results)]
-    with open("/proc/cpuinfo", encoding="utf-8") as file:
-        cpu = (re.findall(r"^model name\s*: (.*)", file.read(), re.M) or [os.uname().machine])[0]
     axes = [[(name, value) for name, values in options_of(item).items() for value in values.split(",")]
             for item in args.grid]
     first, _, last = args.seeds.partition("-")
@@ -123,7 +122,7 @@ def run(args):
     for seed, choice in itertools.product(seeds, itertools.product(*axes)):
         options = text_of({**options_of(args.base), **dict(choice)})
         if (args.corpus, args.vocab, options, seed) not in have:
-            waiting.append({"corpus": args.corpus, "vocab": args.vocab, "options": options, "seed": seed, "cpu": cpu,
+            waiting.append({"corpus": args.corpus, "vocab": args.vocab, "options": options, "seed": seed,
                             "name": text_of(dict(choice)), "jobs": args.jobs,
                             "threads": max(1, os.cpu_count() // args.jobs)})
     print(f"{len(waiting)} runs to do, {len(have)} in {args.results}", flush=True)
@@ -131,18 +130,27 @@ def run(args):
         run_all(waiting, shards(args.corpus, args.vocab, args.program), results, args)
 
 
+def standard_error(values):
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+
+
 class Candidate:
     """The runs of the same options on the same corpus. The curve is a mean over seeds, in bits per byte."""
 
     def __init__(self, runs):
-        self.runs, finished = runs, [run for run in runs if run["val_loss"] is not None]
-        self.losses, self.bits = [run["val_loss"] for run in finished], [run["bits_per_byte"] for run in finished]
-        self.mean = statistics.fmean(self.bits) if finished else math.nan
-        self.error = statistics.stdev(self.bits) / math.sqrt(len(finished)) if len(finished) > 1 else math.nan
+        self.runs, self.finished = runs, [run for run in runs if run["val_loss"] is not None]
+        self.losses, self.bits = [[run[key] for run in self.finished] for key in ("val_loss", "bits_per_byte")]
+        self.mean = statistics.fmean(self.bits) if self.bits else math.nan
+        self.error = standard_error(self.bits)
         curves = [[[*point[:3], point[3] * run["bits_per_byte"] / run["val_loss"]] for point in run["curve"]]
-                  for run in finished]
+                  for run in self.finished]
         self.points = list(zip(*curves))  # of each validation: [step, tokens, seconds, bits per byte] of each seed
         self.curve = [[statistics.fmean(values) for values in zip(*point)] for point in self.points]
+
+    def differences(self, other):
+        """Bits per byte less the other's, of each seed that both have: they began with the same weights and data."""
+        theirs = {run["seed"]: bits for run, bits in zip(other.finished, other.bits)}
+        return [bits - theirs[run["seed"]] for run, bits in zip(self.finished, self.bits) if run["seed"] in theirs]
 
     def reaches(self, bits, column):
         """Returns the step (column 0) or the seconds (2) at which the mean curve, with lines between validations, falls
@@ -163,7 +171,7 @@ def read_results(path):
         shared = set.intersection(*(set(options_of(options).items()) for options in groups))
         found = {text_of(dict(item for item in options_of(options).items() if item not in shared)) or "all":
                  Candidate(runs) for options, runs in groups.items()}
-        alone = {(run["cpu"], run["threads"], run["jobs"]) for c in found.values() for run in c.runs}
+        alone = {(run["device"], run["threads"], run["jobs"]) for c in found.values() for run in c.runs}
         yield corpus, found, len(alone) == 1 and alone.pop()[2] == 1
 
 
@@ -177,9 +185,10 @@ def compare(args):
         print(f"{corpus}, against {name}\n\n| candidate | runs | loss | bits per byte | standard error | difference | "
               "in standard errors | steps to its loss | seconds to its loss |\n|" + "---|" * 9)
         for label, c in found.items():
-            error = math.hypot(c.error, base.error)
-            cells = [len(c.runs), statistics.fmean(c.losses or [math.nan]), c.mean, c.error, c.mean - base.mean,
-                     (c.mean - base.mean) / error if error > 0 else math.nan, c.reaches(base.mean, 0),
+            differences = c.differences(base)
+            difference, error = statistics.fmean(differences or [math.nan]), standard_error(differences)
+            cells = [len(c.runs), statistics.fmean(c.losses or [math.nan]), c.mean, c.error, difference,
+                     difference / error if error > 0 else math.nan, c.reaches(base.mean, 0),
                      c.reaches(base.mean, 2) if timed else None]
             forms = ["{}", "{:.4f}", "{:.4f}", "{:.4f}", "{:+.4f}", "{:+.1f}", "{:.0f}", "{:.0f}"]
             shown = ["-" if v is None or v != v else form.format(v) for form, v in zip(forms, cells)]
@@ -223,7 +232,7 @@ def main():
     add("--base", default="", metavar="OPTIONS", help="options of all candidates")
     add("--grid", action="append", default=[], metavar="'--OPTION A,B'", help="values to combine")
     add("--seeds", default="1", metavar="1-4|1,2")
-    add("--jobs", type=int, choices=[1, 2], default=1, help="runs at once [1]")
+    add("--jobs", type=int, default=1, help="runs at once [1]")
     add("--program", default=f"{ROOT}/train_gpt2")
     commands.choices["compare"].add_argument("--baseline", metavar="NAME", help="as in the table [the first one]")
     args = parser.parse_args()

@@ -30,7 +30,7 @@ def test_a_sweep_runs_what_is_missing_and_writes_complete_lines(jobs, tmp_path, 
     assert [(line["name"][5:], line["seed"]) for line in sorted(lines, key=lambda line: (line["seed"], line["name"]))] \
         == [("1e-2", 5), ("1e-3", 5), ("1e-2", 6), ("1e-3", 6)]
     for line in lines:
-        assert line["cpu"] and line["jobs"] == jobs and line["options"] == f"{BASE} --steps 4 {line['name']}"
+        assert line["device"] and line["jobs"] == jobs and line["options"] == f"{BASE} --steps 4 {line['name']}"
         assert [point[:2] for point in line["curve"]] == [[0, 0], [2, 128], [4, 256]]
         assert 0 == line["curve"][0][2] < line["curve"][1][2] < line["curve"][2][2] < line["wall_seconds"]
         assert line["curve"][2][3] == line["val_loss"] and line["bits_per_byte"] < line["val_loss"]
@@ -51,22 +51,22 @@ def test_a_run_that_fails_ends_the_sweep_and_a_loss_that_is_not_finite_is_a_resu
 
 def made(lr, seed, losses, jobs=1, seconds=1.0):
     curve = [[10 * i, 1000 * i, 10 * i * seconds, loss] for i, loss in enumerate(losses)]
-    return {"corpus": "c", "vocab": 300, "options": f"--steps 20 --lr {lr}", "seed": seed, "cpu": "x", "threads": 2,
+    return {"corpus": "c", "vocab": 300, "options": f"--steps 20 --lr {lr}", "seed": seed, "device": "x", "threads": 2,
             "jobs": jobs, "val_loss": losses[-1], "bits_per_byte": losses[-1] / 2, "curve": curve}
 
 
 def test_a_comparison_has_means_standard_errors_and_the_way_to_the_loss_of_the_baseline(tmp_path):
     results = tmp_path / "results.jsonl"
-    lines = [made("1", 1, [8, 6, 3.9]), made("1", 2, [8, 6, 4.1]), made("2", 1, [8, 5, 2.9], seconds=3),
+    lines = [made("1", 1, [8, 6, 4.1]), made("1", 2, [8, 6, 3.9]), made("2", 1, [8, 5, 2.9], seconds=3),
              made("2", 2, [8, 5, 3.1], seconds=3)]
     results.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    # The standard errors are 0.0707 / sqrt(2) bits. The means differ by 0.5 bits: 0.5 / hypot(0.05, 0.05) errors. The
-    # second curve falls from 2.5 bits at step 10 to 1.5 at step 20, so that it is at 2.0 at step 15.
+    # The standard errors are 0.0707 / sqrt(2) bits. The seeds differ by 0.6 and 0.4 bits: by 0.5, with a standard error
+    # of 0.1. The second curve falls from 2.5 bits at step 10 to 1.5 at step 20, so that it is at 2.0 at step 15.
     table = run(f"{SWEEP} compare {results}").out
     assert "| --lr 1 | 2 | 4.0000 | 2.0000 | 0.0500 | +0.0000 | +0.0 | 20 | 20 |\n" in table
-    assert "| --lr 2 | 2 | 3.0000 | 1.5000 | 0.0500 | -0.5000 | -7.1 | 15 | 45 |\n" in table
+    assert "| --lr 2 | 2 | 3.0000 | 1.5000 | 0.0500 | -0.5000 | -5.0 | 15 | 45 |\n" in table
     swapped = run(f"{SWEEP} compare {results} --baseline '--lr 2'").out
-    assert "| --lr 1 | 2 | 4.0000 | 2.0000 | 0.0500 | +0.5000 | +7.1 | - | - |\n" in swapped
+    assert "| --lr 1 | 2 | 4.0000 | 2.0000 | 0.0500 | +0.5000 | +5.0 | - | - |\n" in swapped
     # Runs beside others have no seconds that can be compared.
     results.write_text("".join(json.dumps({**line, "jobs": 2}) + "\n" for line in lines))
-    assert "| -7.1 | 15 | - |\n" in run(f"{SWEEP} compare {results}").out
+    assert "| -5.0 | 15 | - |\n" in run(f"{SWEEP} compare {results}").out
