@@ -12,11 +12,13 @@ struct MatmulOnGpu : GpuBackend {
     // A sum of K products of standard normal numbers is about sqrt(K). Two orders of adding them differ by about
     // sqrt(K) roundings of that size, which is K 2^-24. The worst of some thousand elements differs by a few times
     // that. + 8: of millions of sums of few products, the largest are far above sqrt(K). Both sides have the same bf16
-    // operands, and the result is rounded to floatX once.
+    // operands, and the result is rounded to floatX once. A tensor core adds 16 products at a time to the sum, and cuts
+    // the bits that do not fit (Fasi et al. 2021), so that the sum loses up to one unit of its last place K / 16 times.
     template <class floatX>
     Bound bound(Value value, int K, Options options) const {
-        const float sum_error = 4.0f * float(K + 8) * epsilon<float>() / 2, root = std::sqrt(float(K));
-        const float one_rounding = sizeof(floatX) == sizeof(float) ? 0.0f : epsilon<bf16>();
+        const float one_rounding = sizeof(floatX) == sizeof(float) ? 0.0f : epsilon<bf16>(), root = std::sqrt(float(K));
+        const float cut = one_rounding > 0 ? root * float(K) / 16 * epsilon<float>() : 0.0f;
+        const float sum_error = 4.0f * float(K + 8) * epsilon<float>() / 2 + cut;
         switch (value) {
             case Value::out:  // our GELU kernel reads the rounded sum, and its derivative is at most 1.13
                 return {2 * one_rounding, sum_error + (options.gelu ? 5.0f * root * one_rounding / 4 : 0.0f)};
