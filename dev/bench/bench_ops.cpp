@@ -9,6 +9,7 @@
 //   build/release/bench_ops                       GPT-2 124M, B 4, T 256 (on a GPU: B 64, T 1024), bf16 and fp32
 //   build/release/bench_ops --model d48 -b 16 -t 1024 --precision bf16 --op layernorm_backward --json results.jsonl
 //   build/release/bench_ops --op step             the whole step alone
+//   build/release/bench_ops --optimizer muon --op "muon, all matrices"            Newton-Schulz alone
 //   build/release/bench_ops --list                the operations of a step, their calls, bytes and FLOPs; times nothing
 //   build/release/cuda/bench_ops                  the same on a GPU (make gpu-bench)
 #include <CLI/CLI.hpp>
@@ -27,12 +28,14 @@
 namespace {
 
 struct Choice {
-    std::string model = "d12", precision, op, json, cudnn = "on", deterministic = "on", autotune = "on";
+    std::string model = "d12", precision, op, json, cudnn = "on", deterministic = "on", autotune = "on",
+                optimizer = "adamw";
     int B = 0, T = 0, ds_part_mib = 0;
     double budget = 0.3;
     bool list = false;
 
     bool fp8() const { return precision == "fp8"; }
+    bool muon() const { return optimizer == "muon"; }
 
     // The options that differ from the program's defaults, for example "--cudnn off --autotune off".
     std::string variant() const {
@@ -40,6 +43,7 @@ struct Choice {
         for (const auto& [name, value] :
              {std::pair("--cudnn", cudnn), {"--deterministic", deterministic}, {"--autotune", autotune}})
             if (value != "on") text += (text.empty() ? "" : " ") + std::string(name) + " " + value;
+        if (muon()) text += (text.empty() ? "" : " ") + std::string("--optimizer muon");
         if (ds_part_mib) text += (text.empty() ? "" : " ") + format("--ds-part-mib %d", ds_part_mib);
         if (fp8()) text += (text.empty() ? "" : " ") + std::string("--precision fp8");
         return text;
@@ -64,9 +68,26 @@ struct Operation {
     Work work;  // FLOPs and bytes of one call
 };
 
+// The update of all parameters by AdamW, or of the layers' matrices by Muon. Of Newton-Schulz each matmul, polynomial
+// and norm reads its matrices and writes its result. Each matrix has a side of C.
+std::vector<Operation> updates(const ParamLayout& layout, double element, bool muon) {
+    // AdamW reads the gradient, both moments, and the weight or its master. It writes the moments, the weight, and its
+    // master if there is one.
+    const double adamw = element == 4 ? 28 : 28 + element, C = layout.config.C, parameters = double(layout.total);
+    if (!muon) return {{"adamw, all buckets", 1, {adamw * parameters}}};
+    const int L = layout.config.L, matrices = 6, iterations = 5;
+    const double elements = 12 * C * C, squares = matrices * C * C;  // of a layer's matrices; of their products
+    const Work newton_schulz{L * ((8 + element) * elements + iterations * element * (3 * elements + 7 * squares)),
+                             L * iterations * C * (4 * elements + 2 * squares)};
+    // The momentum moves 24 bytes of an element, the update 12.
+    const double others = adamw * (parameters - L * elements) + (24 + 12) * L * elements;
+    return {{"muon, all matrices", 0, newton_schulz},
+            {"muon, all buckets", 1, {newton_schulz.bytes + others, newton_schulz.flop}}};
+}
+
 // Every operation that is timed, and its work for floatX of `element` bytes. dev/bench/ledger.py predicts the times of
 // these operations on a GPU from the same list; dev/test/cli/test_bench.py compares the two.
-std::vector<Operation> operations(const GPT2Config& config, int B, int T, int logit_rows, double element) {
+std::vector<Operation> operations(const GPT2Config& config, int B, int T, int logit_rows, double element, bool muon) {
     const ParamLayout layout(config);
     const int L = config.L, N = B * T, chunks = ceil_div(N, logit_rows), rows = ceil_div(N, chunks);
     const double C = config.C, NC = N * C, parameters = double(layout.total), wte_size = double(layout.size(wte));
@@ -82,10 +103,7 @@ std::vector<Operation> operations(const GPT2Config& config, int B, int T, int lo
     const auto backward = [&](double IC, double OC, double more = 0) {  // dweight in float, overwritten
         return Work{element * (N * (2 * IC + 2 * OC + more) + IC * OC) + 4 * IC * OC, 4.0 * N * IC * OC};
     };
-    // AdamW reads the gradient, both moments, and the weight or its master. It writes the moments, the weight, and its
-    // master if there is one.
-    const double adamw = element == 4 ? 28 : 28 + element;
-    return {
+    std::vector<Operation> all = {
         {"zero_gradients", 1, {4 * zeroed}},
         {"embedding_forward", 1, {3 * element * NC}},
         {"embedding_backward", 1, {element * NC + 8 * C * (std::min(N, config.V) + T)}},
@@ -116,8 +134,9 @@ std::vector<Operation> operations(const GPT2Config& config, int B, int T, int lo
          {element * (2 * rows * C + wte_size + 2 * logits) + (chunks > 1 ? 8 : 4) * wte_size, 4 * rows * wte_size}},
         {"accumulate_loss", 1, {4.0 * N}},
         {"norm and clip", 1, {4 * parameters}},
-        {"adamw, all buckets", 1, {adamw * parameters}},
     };
+    for (const Operation& update : updates(layout, element, muon)) all.push_back(update);
+    return all;
 }
 
 // A line for each operation of a step: name, calls, bytes and FLOPs of a call, separated by tabs.
@@ -178,9 +197,9 @@ struct StepBench {
           B(B),
           T(T),
           rates{measure_copy(choice.budget), measure_matmul<floatX>(choice.budget)},
-          all(operations(config, B, T, std::min(B * T, ops::preferred_logit_rows()), element_bytes)),
-          model(config, Purpose::train, B, T, {.fp8 = choice.fp8()}),
-          optimizer(model, OptimizerConfig{}),
+          all(operations(config, B, T, std::min(B * T, ops::preferred_logit_rows()), element_bytes, choice.muon())),
+          model(config, Purpose::train, B, T, {.muon = choice.muon(), .fp8 = choice.fp8()}),
+          optimizer(model, OptimizerConfig{}, {.muon = choice.muon()}),
           tokens(int64_t(B) * T + 1, "tokens") {
         init_weights(optimizer, 42);
         for (int b = 0; b < model.layout.num_buckets(); b++) model.pack_bucket(b);
@@ -373,7 +392,13 @@ struct StepBench {
     void parameters() {
         time("zero_gradients", [&] { model.zero_gradients(); });
         time("norm and clip", [&] { optimizer.clip(1.0f); });
-        time("adamw, all buckets", [&] { optimizer.step(1e-6f, 2); });
+        time(choice.muon() ? "muon, all buckets" : "adamw, all buckets", [&] { optimizer.step(1e-6f, 2); });
+        if (choice.muon())
+            time("muon, all matrices", [&] {
+                for (int l = 0; l < config.L; l++)
+                    for (const MuonMatrix& m : optimizer.muon->matrices)
+                        optimizer.muon->newton_schulz(m.all_rows, m.all_cols, nullptr);
+            });
     }
 };
 
@@ -387,7 +412,7 @@ void bench(const Choice& choice, const GPT2Config& config, int B, int T) {
     const std::string dtype = choice.fp8() ? "bf16" : choice.precision;
     if (!dtype.empty() && dtype != dtype_name(dtype_of<floatX>)) return;
     const int logit_rows = std::min(B * T, ops::preferred_logit_rows());
-    const std::vector<Operation> all = operations(config, B, T, logit_rows, sizeof(floatX));
+    const std::vector<Operation> all = operations(config, B, T, logit_rows, sizeof(floatX), choice.muon());
     check_name(choice.op, all);
     if (choice.list) return print_operations(all);
     StepBench<floatX>(choice, config, B, T).run();
@@ -416,6 +441,7 @@ int main(int argc, char** argv) try {
     app.add_option("--ds-part-mib", choice.ds_part_mib,
                    "MiB of dS that cuDNN's deterministic backward stores at a time; 0 = timed [0]")
         ->check(CLI::Range(0, 1 << 24));
+    app.add_option("--optimizer", choice.optimizer, "adamw or muon [adamw]")->check(CLI::IsMember({"adamw", "muon"}));
     app.add_option("--json", choice.json, "append the results to this file, one JSON object per line");
     app.add_option("--threads", threads, "threads of the CPU; 0 = one per core");
     app.add_option("--seconds", choice.budget, "seconds to spend on each line [0.3]");

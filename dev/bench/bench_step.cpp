@@ -4,8 +4,8 @@
 //   build/release/bench_step [--model d12] [--precision bf16] [-b 4] [-t 256] [--steps 6] ...
 //   build/release/bench_step --layers 6 --heads 6 --channels 384 --vocab-size 4096         a small model
 // It accepts the options of `train_gpt2 plan`, which --help lists. It uses those of the model's shape, --micro-batch
-// (a number), --seq-len, --precision (auto is bf16), --logit-chunks, --steps and --seed, and ignores the
-// others: it recomputes no activations, and has separate master weights in bf16.
+// (a number), --seq-len, --precision (auto is bf16), --logit-chunks, --optimizer, --steps and --seed, and ignores
+// the others: it recomputes no activations, and has separate master weights in bf16.
 #include <algorithm>
 #include <cstdio>
 
@@ -28,8 +28,9 @@ template <class floatX>
 static void bench(const Options& options, const GPT2Config& config) {
     const int B = options.micro_batch, T = options.seq_len ? options.seq_len : config.max_T;
     const bool fp8 = options.precision == "fp8";
-    GPT2<floatX> model(config, Purpose::train, B, T, {.logit_chunks = options.logit_chunks, .fp8 = fp8});
-    Optimizer<floatX> optimizer(model, OptimizerConfig{});
+    const MemoryOptions memory{.logit_chunks = options.logit_chunks, .muon = options.optimizer == "muon", .fp8 = fp8};
+    GPT2<floatX> model(config, Purpose::train, B, T, memory);
+    Optimizer<floatX> optimizer(model, OptimizerConfig{}, memory);
     init_weights(optimizer, options.seed);
     for (int b = 0; b < model.layout.num_buckets(); b++) model.pack_bucket(b);
     const std::vector<int> host = random_token_list(int64_t(B) * T + 1, config.V, 1);
