@@ -3,6 +3,7 @@
 
     dev/bench/ledger.py --gpu h100-sxm --model d12 --micro-batch 64
     dev/bench/ledger.py --gpu h100-sxm --model d48 --micro-batch 8 --ranks 64          with NCCL's and the host's time
+    dev/bench/ledger.py --micro-batch 64 --micro-steps 8 --optimizer muon                    with Newton-Schulz's share
     dev/bench/ledger.py --gpu h100-sxm --measured results.jsonl    figures of bench_ops beside the predictions
     dev/bench/ledger.py --update-docs                                           writes the tables of docs/performance.md
 
@@ -11,9 +12,9 @@ data-sheet peak. The prediction divides these by shares of the two speeds that k
 launch. Matmuls also pay for the tiles of their last wave and for other tensors of their epilogue. `--assumptions`
 prints each assumption with its range, its source and the command that measures it.
 
-The launches are those of one rank without recomputation, with AdamW, master weights and cuDNN's deterministic
-attention. A bias gradient is a kernel of its own, although --autotune may choose cuBLASLt's epilogue for it. bench_ops
-has the same operations, calls, bytes and FLOPs: `ledger.py --operations` and `bench_ops --list` print the same lines.
+The launches are those of one rank without recomputation, with master weights and cuDNN's deterministic attention. A
+bias gradient is a kernel of its own, although --autotune may choose cuBLASLt's epilogue for it. bench_ops has the same
+operations, calls, bytes and FLOPs: `ledger.py --operations` and `bench_ops --list` print the same lines.
 """
 import argparse
 import math
@@ -176,6 +177,9 @@ class Launch:
 
 # ---- the launches of a step
 
+ITERATIONS = int(in_source("llmc/train/muon.h", r"ITERATIONS = (\d+)")[0])  # of Newton-Schulz
+
+
 @dataclass
 class Shape:
     L: int
@@ -189,6 +193,7 @@ class Shape:
     micro_steps: int
     logit_rows: int
     ranks: int = 1  # with ZeRO-1
+    muon: bool = False
 
     def __post_init__(self):
         self.N = self.B * self.T
@@ -352,14 +357,46 @@ def backward(s, gpu):
                  launches=3 + 3 * passes)
 
 
+def newton_schulz(s, operation):
+    """X's shorter side is C. A = X X^T; A = X^T X of a tall X is computed as a weight's gradient, in float, and in bf16
+    rounded by a pass. The copies are those of an X into memory of its own and of its result back."""
+    C, element = s.C, s.element
+
+    def launch(kernels, calls, moved, **more):
+        return Launch("update", operation, kernels, "Newton-Schulz", calls, moved, begins=False, **more)
+
+    def matmul(kernels, calls, moved, m, n, k, **more):
+        return launch(kernels, calls, moved, flop=2 * m * n * k, precision=s.dtype, shape=(m, n, k), **more)
+    for name, matrices, rows, columns in (("qkv, attproj", 4, C, C), ("fc", 1, 4 * C, C), ("fcproj", 1, C, 4 * C)):
+        size, square, calls, tall = rows * columns, element * C * C, s.L * matrices, rows > columns
+        copies, widened = (8 + 2 * element) * size, (4 - element) * C * C * tall
+        yield launch(f"{name}: copies, squares, muon_normalize", calls, (8 + element) * size + copies,
+                     launches=5, extra=copies)
+        calls *= ITERATIONS
+        yield matmul(f"{name}: X X^T", calls, element * size + square + widened, C, C, size // C, may_split=tall,
+                     extra=widened)
+        if widened:
+            yield launch(f"{name}: round_gradients", calls, 4 * C * C + square, extra=4 * C * C + square)
+        yield matmul(f"{name}: A^2", calls, 2 * square, C, C, C)
+        yield launch(f"{name}: muon_polynomial", calls, 3 * square)
+        yield matmul(f"{name}: polynomial X", calls, 2 * element * size + square, rows, columns, C)
+
+
 def update(s):
     """One rank updates all buckets at once, several ranks a shard of each."""
     parameters, parts = sum(s.buckets()) / s.ranks, 1 if s.ranks == 1 else s.L + 1
-    adamw = 28 if s.dtype == "fp32" else 30
+    adamw, matrices = 28 if s.dtype == "fp32" else 30, 12 * s.C**2 * s.L
+    operation = "muon, all buckets" if s.muon else "adamw, all buckets"
     yield Launch("update", "norm and clip", "squares, sum_partials, clip_factor and small ones", "update", 1,
                  4 * parameters, launches=7 + 2 * parts)
-    yield Launch("update", "adamw, all buckets", "adamw", "update", 1, adamw * parameters, launches=parts)
-    yield from cast(s, "update", "adamw, all buckets", 12 * s.C**2 * s.L, 1, "weights", 2, amax=True)
+    if s.muon:
+        yield Launch("update", operation, "adamw", "update", 1, adamw * (parameters - matrices), launches=s.L + 1)
+        yield Launch("update", operation, "muon_momentum, muon_update", "update", 1, (24 + 12) * matrices,
+                     launches=s.L * (1 + 6), begins=False)
+        yield from newton_schulz(s, operation)
+    else:
+        yield Launch("update", operation, "adamw", "update", 1, adamw * parameters, launches=parts)
+    yield from cast(s, "update", operation, matrices, 1, "weights", 2, amax=True)
 
 
 def step(s, gpu):
@@ -445,8 +482,9 @@ def read_measured(path, model, s, gpu):
         found = [r for r in results.read_lines(path) if r.get("bench") in ("ops", "step")]
     except (OSError, ValueError) as error:
         fail(f"{path}: {error}")
+    variant = "--optimizer muon" if s.muon else ""
     same = [r for r in found if (r["model"], r["dtype"], r["B"], r["T"]) == (model, s.dtype, s.B, s.T)
-            and device_row(r["device"]) == gpu.name and not r.get("variant")]
+            and device_row(r["device"]) == gpu.name and r.get("variant", "") == variant]
     if not same:
         fail(f"{path} has no figures of bench_ops for {model} {s.dtype} B {s.B} T {s.T} on an {gpu.title}")
     ops = results.best([r for r in same if r["bench"] == "ops"], ("op",), "us")
@@ -512,9 +550,9 @@ def summary(launches, s, gpu):
 
 
 def describe(s, gpu):
-    return (f"{s.L} layers, {s.NH} heads, {s.C} channels, vocabulary {s.V} ({s.Vp} in memory), {s.precision}, B {s.B}, "
-            f"T {s.T}, {s.micro_steps} micro-step{'s' * (s.micro_steps > 1)}, {s.ranks} GPU{'s' * (s.ranks > 1)}, "
-            f"{gpu.title}: {gpu.sms} SMs, {gpu.memory:,} GB/s")
+    return (f"{s.L} layers, {s.NH} heads, {s.C} channels, vocabulary {s.V} ({s.Vp} in memory), {s.precision}, "
+            f"{'Muon, ' * s.muon}B {s.B}, T {s.T}, {s.micro_steps} micro-step{'s' * (s.micro_steps > 1)}, "
+            f"{s.ranks} GPU{'s' * (s.ranks > 1)}, {gpu.title}: {gpu.sms} SMs, {gpu.memory:,} GB/s")
 
 
 # ---- docs/performance.md
@@ -599,6 +637,7 @@ def arguments(args):
     add("--vocab-size", type=int, default=50257, help="[50257]")
     add("--micro-steps", type=int, default=1, help="micro-batches of a step [1]")
     add("--precision", default="bf16", choices=PRECISIONS, help="fp8: of the layers' matmuls [bf16]")
+    add("--optimizer", default="adamw", choices=("adamw", "muon"), help="muon: on one GPU [adamw]")
     add("--logit-rows", type=int, help="tokens whose logits are in memory at a time [65536]; bench_ops on a CPU: 2048",
         default=int(in_source("llmc/cuda/ops.cu", r"preferred_logit_rows\(\) { return (\d+)")[0]))
     add("--measured", metavar="FILE", help="results of bench_ops --json: their times stand beside the predictions")
@@ -614,9 +653,11 @@ def shape_of(a):
     for name in ("micro_batch", "seq_len", "vocab_size", "micro_steps", "logit_rows"):
         if getattr(a, name) < 1:
             fail(f"--{name.replace('_', '-')} {getattr(a, name)} must be at least 1")
+    if a.optimizer == "muon" and a.ranks > 1:
+        fail(f"--ranks {a.ranks}: --optimizer muon is predicted for one GPU; try --ranks 1")
     max_T, L, NH, C = MODELS[a.model]
     return Shape(L, NH, C, max(max_T, a.seq_len), a.vocab_size, a.micro_batch, a.seq_len, a.precision, a.micro_steps,
-                 a.logit_rows, a.ranks)
+                 a.logit_rows, a.ranks, a.optimizer == "muon")
 
 
 def print_assumptions():

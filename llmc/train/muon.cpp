@@ -10,7 +10,6 @@
 // a X + b (X X^T) X + c (X X^T)^2 X, five times, brings singular values of 0.01 to 1 into 0.68 to 1.21. Jordan et al.
 // have chosen the coefficients for a steep slope at 0.
 constexpr float COEFFICIENTS[] = {3.4445f, -4.7750f, 2.0315f};
-constexpr int ITERATIONS = 5;
 constexpr const char* PURPOSE = "Newton-Schulz (--optimizer adamw has none)";
 
 static std::vector<MuonMatrix> matrices_of(const ParamLayout& layout) {

@@ -26,6 +26,7 @@ struct MuonMatrix {
 template <class floatX>
 struct Muon {
     static constexpr float MOMENTUM = 0.95f;
+    static constexpr int ITERATIONS = 5;
     std::vector<MuonMatrix> matrices;  // those of one layer, in the order of memory
 
     // layout: that of the model.

@@ -40,9 +40,10 @@ def test_plot_finds_a_python3_with_matplotlib(tmp_path):
 
 
 @pytest.mark.skipif(not BENCH_OPS.exists(), reason="bench_ops is not built (make bench)")
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("model, precision, micro_batch, seq_len", [("d24", "bf16", 5, 512), ("d12", "fp32", 2, 1024)])
-def test_the_ledger_has_the_operations_of_bench_ops(model, precision, micro_batch, seq_len):
-    shape = f"--model {model} --precision {precision}"
+def test_the_ledger_has_the_operations_of_bench_ops(model, precision, micro_batch, seq_len, optimizer):
+    shape = f"--model {model} --precision {precision} --optimizer {optimizer}"
     listed = sorted(run(BENCH_OPS, "--list", shape, "-b", micro_batch, "-t", seq_len).out.splitlines())
     # On a CPU bench_ops computes 2048 rows of logits at a time. On an A100 the ledger does not fuse GELU.
     for gpu in ("", "--gpu a100"):
