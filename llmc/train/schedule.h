@@ -42,6 +42,5 @@ inline double learning_rate(const Schedule& s, int64_t step) {
     const double progress = double(std::min(step, last) - at_peak) / double(std::max<int64_t>(last - at_peak, 1));
     double left = 1.0 - progress;  // fraction of the range from the final rate to the peak
     if (s.decay == Decay::cosine) left = 0.5 * (1.0 + std::cos(M_PI * progress));
-    if (s.decay == Decay::wsd) left = 1.0 - std::sqrt(progress);
     return s.peak * (s.final_fraction + (1.0 - s.final_fraction) * left);
 }
