@@ -1,5 +1,6 @@
-"""test_seeing.py: what shows a run: TensorBoard's event files, the reference curve, the picture, wandb_log.py; and the
-job for Kubernetes. Tests by name only (-m hf) need the packages tensorboard, wandb and kubernetes-validate.
+"""test_seeing.py: what shows a run: TensorBoard's event files, the reference curve, the picture, wandb_log.py, the hint
+on the learning rate; and the job for Kubernetes. Tests by name only (-m hf) need the packages tensorboard, wandb and
+kubernetes-validate.
 """
 
 import json
@@ -301,3 +302,14 @@ def test_the_pods_of_the_job_have_the_form_that_kubernetes_has(tmp_path):
         replica["template"]["spec"]["containers"][0]["comand"] = []
         with pytest.raises(kubernetes.ValidationError):
             kubernetes.validate(pods, "1.31", strict=True)
+
+
+@pytest.mark.parametrize("options, hint", [
+    ("--lr 0.06", "--lr 0.06 is more than 3 times 1.9e-02 = 0.6 / 32 channels, near which new models learn fastest"),
+    ("--lr 0.05", None), ("--lr 0.007", None),
+    ("--lr 0.015 --optimizer muon", "--lr 0.015 is less than a third of 4.7e-02 = 1.5 / 32 channels")])
+def test_a_rate_far_from_the_rule_has_a_hint_when_a_new_model_starts(options, hint, tmp_path, data):
+    command = train_command(options, "--quiet=0 --steps 2 --val-every 0", out=tmp_path, data=data)
+    said = run(command).out
+    assert hint in said if hint else "hint" not in said
+    assert "hint" not in run(command, "--resume --steps 3").out
