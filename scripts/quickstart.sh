@@ -41,38 +41,37 @@ name_run() {
     run=out/quickstart_$name
 }
 
-# choose_size middle|small|large: sets `shape`, which holds the options for the model, its learning rate and its
-# validation. Also sets the batch and the vocabulary size for a text of some MB. In a short time a small model with a
-# large vocabulary learns most (dev/LOG.md).
+# Sets `shape`, which holds the options for the model, its optimizer and its validation, and for a text of some MB the
+# batch and the vocabulary: those that learn most from the work that the machine does in the time at its peak, in TFLOP
+# (dev/learn/RESULTS.md). Two cores with AVX2 do 48 in four minutes.
 choose_size() {
-    export BOOK_VOCAB=4096
-    case $1 in
-        middle) shape=(--layers 4 --heads 4 --channels 256 --lr 2e-3 --val-tokens 81920) ;;
-        large) shape=(--layers 6 --heads 6 --channels 384 --lr 2e-3 --val-tokens 81920) ;;
-        small)
-            shape=(--layers 2 --heads 3 --channels 192 --lr 3e-3 --val-tokens 20480) BOOK_VOCAB=16384
-            book_windows="--seq-len 256 --micro-batch 4 --global-batch 1024" ;;
-    esac
+    local peak work below layers heads channels batch rate optimizer
+    peak=$("$program" plan --measure off --layers 1 --heads 1 --channels 16 |
+        sed -n 's/^device .*peak \([0-9.]*\) TFLOP.*/\1/p')
+    [ -n "$peak" ] || die "$program plan names no peak of this machine"
+    work=$(awk "BEGIN { print int($seconds * $peak) }")
+    while read -r below layers heads channels BOOK_VOCAB batch rate optimizer; do
+        if [ "$work" -lt "$below" ]; then break; fi
+    done <<END
+75            1 2 128  8192 1024 6e-3 muon
+200           4 2 128 16384 1024 6e-3 muon
+1400          4 3 192 16384 2048 4e-3 muon
+1000000000000 6 6 384  4096 2048 2e-3 adamw
+END
+    export BOOK_VOCAB
+    shape=(--layers "$layers" --heads "$heads" --channels "$channels" --lr "$rate" --optimizer "$optimizer"
+           --val-tokens $((40 * batch)))
+    book_windows="--seq-len 256 --micro-batch $((batch / 256)) --global-batch $batch"
 }
 
 # Sets speed, in tokens/s. `plan` trains up to 16 steps on random tokens.
 measure() {
     local batch
+    echo "measuring the speed"
     read -ra batch <<<"$book_windows"
     speed=$("$program" plan "${shape[@]}" "${batch[@]}" --vocab-size "$BOOK_VOCAB" |
         sed -n 's/^time .* \([0-9,]*\) tokens\/s.*/\1/p' | tr -d ,)
     [ -n "$speed" ] || die "$program plan has measured no speed"
-}
-
-# Chooses the size of model that learns most in this time, by the tokens that the middle one would train on.
-measure_and_choose() {
-    local tokens
-    echo "measuring the speed"
-    choose_size middle
-    measure
-    tokens=$((seconds * speed))
-    if [ $tokens -lt 2000000 ]; then choose_size small && measure; fi
-    if [ $tokens -gt 25000000 ]; then choose_size large && measure; fi
 }
 
 prepare_corpus() {
@@ -114,7 +113,8 @@ choose_run() {
             return
         fi
     fi
-    measure_and_choose
+    choose_size
+    measure
     prepare_corpus
     if [ -e "$run" ]; then
         echo "$run was trained on another text; it is renamed to $run.$(date +%s)"
@@ -122,8 +122,8 @@ choose_run() {
     fi
     choose_steps
     options=(--train-data "$data/train_*.bin" --val-data "$data/val_*.bin" "${shape[@]}" "${batch[@]}"
-             --steps "$steps" --beta2 0.995 --warmup $((steps / 5 + 1)) --schedule cosine
-             --final-lr-fraction 0.1 --val-every $(((steps + 9) / 10))
+             --steps "$steps" --beta2 0.995 --warmup $((steps / 10 + 1)) --schedule wsd --cooldown 0.8
+             --final-lr-fraction 0 --val-every $(((steps + 9) / 10))
              --sample-every $(((steps + 3) / 4)) --checkpoint-every $(((steps + 3) / 4)) --keep 1)
     mkdir -p "$run"
     { cksum <"$data/made_of" && printf '%s\n' "${options[@]}"; } >"$run/quickstart"
