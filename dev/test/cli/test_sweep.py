@@ -63,7 +63,7 @@ def test_a_comparison_has_means_standard_errors_and_the_way_to_the_loss_of_the_b
     # The standard errors are 0.0707 / sqrt(2) bits. The seeds differ by 0.6 and 0.4 bits: by 0.5, with a standard error
     # of 0.1. The second curve falls from 2.5 bits at step 10 to 1.5 at step 20, so that it is at 2.0 at step 15.
     table = run(f"{SWEEP} compare {results}").out
-    assert "| --lr 1 | 2 | 4.0000 | 2.0000 | 0.0500 | +0.0000 | +0.0 | 20 | 20 |\n" in table
+    assert "| --lr 1 | 2 | 4.0000 | 2.0000 | 0.0500 | +0.0000 | - | 20 | 20 |\n" in table
     assert "| --lr 2 | 2 | 3.0000 | 1.5000 | 0.0500 | -0.5000 | -5.0 | 15 | 45 |\n" in table
     swapped = run(f"{SWEEP} compare {results} --baseline '--lr 2'").out
     assert "| --lr 1 | 2 | 4.0000 | 2.0000 | 0.0500 | +0.5000 | +5.0 | - | - |\n" in swapped
