@@ -162,6 +162,15 @@ fetch_gpt2_tokenizer() {
     fetch "$hub/merges.txt" "$1/merges.txt" 456318 1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5
 }
 
+# name_of FILE|DIR: prints the name of a text's folder in data/: "a_book" for "a book.txt.gz".
+name_of() {
+    local name
+    name=$(basename "$1")
+    for ending in .gz .zst .xz; do name=${name%"$ending"}; done
+    name=$(tr -c 'A-Za-z0-9_.\n-' _ <<<"${name%.*}")
+    echo "${name:-text}"
+}
+
 # files_in FILE|DIR... -printf FORMAT: prints this for each file, as find does. Links may go round in a circle.
 files_in() {
     local last=$(($# - 1))

@@ -23,9 +23,7 @@ for input in "${operands[@]}"; do
 done
 if [ -n "$out" ]; then out=$(cd "$caller" && realpath -m -- "$out"); fi
 
-name=$(basename "${inputs[0]}")
-name=$(tr -c 'A-Za-z0-9_.\n-' _ <<<"${name%.*}")
-[ -n "$name" ] || name=text
+name=$(name_of "${inputs[0]}")
 out=${out:-data/$name}
 out=${out#"$PWD"/}
 # Packed text is about a third of the text.

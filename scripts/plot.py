@@ -170,8 +170,10 @@ def main():
             path = os.path.join(path, "log.jsonl")
         try:
             run = Run(path)
-        except (OSError, UnicodeDecodeError) as error:
-            sys.exit(f"plot.py: {error}")
+        except OSError as error:
+            sys.exit(f"plot.py: {path}: {error.strerror}; name the output folder of a run, or its log.jsonl")
+        except UnicodeDecodeError as error:
+            sys.exit(f"plot.py: {path}: {error}")
         if not run.train and not run.val:
             sys.exit(f"plot.py: {path}: the log has no losses")
         runs.append(run)

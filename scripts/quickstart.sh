@@ -33,9 +33,7 @@ trap 'echo; stopped' INT
 name_run() {
     name=bible_austen prompt="In the beginning"
     if [ ${#inputs[@]} != 0 ]; then
-        name=$(basename "${inputs[0]}")
-        name=$(tr -c 'A-Za-z0-9_.\n-' _ <<<"${name%.*}")
-        prompt=""
+        name=$(name_of "${inputs[0]}") prompt=""
     fi
     data=data/$name
     run=out/quickstart_$name

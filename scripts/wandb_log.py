@@ -85,8 +85,12 @@ def main():
         import wandb
         lines = log_lines(args.output, args.follow)
         first = next(lines, None)
-    except (ImportError, OSError, ValueError) as error:
-        sys.exit(f"wandb_log.py: {error}" + ("; pip install wandb" if isinstance(error, ImportError) else ""))
+    except ImportError as error:
+        sys.exit(f"wandb_log.py: {error}; pip install wandb")
+    except OSError as error:
+        sys.exit(f"wandb_log.py: {args.output}: {error.strerror}; name the output folder of a run")
+    except ValueError as error:
+        sys.exit(f"wandb_log.py: {error}")
     if first is None or first.get("kind") != "run":
         sys.exit(f"wandb_log.py: {args.output}/log.jsonl has no first line yet, with the configuration of a run")
     state = State(args.output, first["started"])

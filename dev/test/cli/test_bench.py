@@ -36,7 +36,8 @@ def test_plot_finds_a_python3_with_matplotlib(tmp_path):
     printed = run(plot, tmp_path / "log.jsonl", "-o", tmp_path / "loss.png").out
     assert re.search("^drawn by .*python3: .* has no matplotlib", printed, re.MULTILINE)
     assert (tmp_path / "loss.png").stat().st_size > 0
-    assert execute(plot, tmp_path / "none").err == f"plot.py: [Errno 2] No such file or directory: '{tmp_path}/none'\n"
+    assert execute(plot, tmp_path / "none").err == (
+        f"plot.py: {tmp_path}/none: No such file or directory; name the output folder of a run, or its log.jsonl\n")
 
 
 @pytest.mark.skipif(not BENCH_OPS.exists(), reason="bench_ops is not built (make bench)")

@@ -61,6 +61,13 @@ def test_text_sh_refuses_a_text_that_is_too_short(text, options, message, tree, 
     fails(65, message, tree, "./text.sh", tmp_path / "text.txt", options)
 
 
+def test_the_folder_of_a_packed_text_has_the_name_of_the_text(tree, tmp_path):
+    packed = tmp_path / "a book.txt.gz"
+    packed.write_bytes(gzip.compress(README.encode()))
+    run(tree / "data/text.sh", packed, "--vocab 300")
+    assert [path.name for path in (tree / "data").iterdir() if path.is_dir()] == ["a_book"]
+
+
 def test_text_sh_makes_the_shards_of_a_changed_text_anew_but_never_replaces_those_of_another_text(tree, tmp_path):
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
