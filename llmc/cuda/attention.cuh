@@ -178,3 +178,8 @@ void gpu::attention_decode(floatX* out, const floatX* qkv, int T, int NH, int HS
         simt::launch(attention_decode_kernel<floatX, vecs>, NH, DECODE_THREADS, 0, stream, out, qkv, shape);
     });
 }
+
+// Tests include this file for its constants and sizes, and test the kernels that ops.cu instantiates.
+INSTANTIATED_ELSEWHERE(gpu::attention_forward);
+INSTANTIATED_ELSEWHERE(gpu::attention_backward);
+INSTANTIATED_ELSEWHERE(gpu::attention_decode);

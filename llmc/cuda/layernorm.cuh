@@ -367,3 +367,7 @@ void gpu::layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* 
                  inp, weight, mean, rstd, dresidual, N, C, groups);
     sum_rows({{dweight, dbias, dbranch_bias}}, partial, launch.blocks, groups, C, true, stream);
 }
+
+// Tests include this file for its constants and sizes, and test the kernels that ops.cu instantiates.
+INSTANTIATED_ELSEWHERE(gpu::layernorm_forward);
+INSTANTIATED_ELSEWHERE(gpu::layernorm_backward);

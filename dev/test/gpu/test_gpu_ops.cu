@@ -3,11 +3,6 @@
 // to bf16 on the device. The same source runs on a GPU and in the emulator.
 #include <cstring>
 
-#include "cuda/adamw.cuh"
-#include "cuda/gelu.cuh"
-#include "cuda/muon.cuh"
-#include "cuda/norm.cuh"
-#include "cuda/residual.cuh"
 #include "gpu/gpu_backend.h"
 #include "support/cases_adamw.h"
 #include "support/cases_gelu.h"
