@@ -209,13 +209,14 @@ struct Run {
         if (second) b = read(second);
         if (condition) t = read(condition);
         const int64_t axis = mode.get<int64_t>(CUDNN_ATTR_POINTWISE_AXIS);
+        const auto kind = mode.get<cudnnPointwiseMode_t>(CUDNN_ATTR_POINTWISE_MODE);
         const Tensor result(*o.object(CUDNN_ATTR_OPERATION_POINTWISE_YDESC));
         Matrix y(result.dims[2], result.dims[3]);
         for (int64_t i = 0; i < y.rows; i++)
             for (int64_t j = 0; j < y.cols; j++) {
                 const auto second_value = [&] { return b.at(i, j); };
                 const auto value = [&]() -> float {
-                    switch (mode.get<cudnnPointwiseMode_t>(CUDNN_ATTR_POINTWISE_MODE)) {
+                    switch (kind) {
                         case CUDNN_POINTWISE_ADD:
                             return x.at(i, j) + second_value();
                         case CUDNN_POINTWISE_SUB:
