@@ -192,4 +192,4 @@ clean:
 help:
 	@cat mk/help.txt
 
--include $(sort $(shell find $(BUILD) $(EMU) build/fuzz -name '*.d' 2>/dev/null))
+-include $(sort $(shell find $(BUILD) $(EMU) $(SIMT) build/fuzz -name '*.d' 2>/dev/null))

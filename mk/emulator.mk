@@ -1,7 +1,8 @@
 # emulator.mk: builds the CUDA backend with the host's compiler for the emulator (dev/simt), which runs
 # kernels on a CPU.
 #
-# The emulator's own files are never instrumented. If a sanitizer is linked, they tell it which fiber runs.
+# The emulator's own files are never instrumented, so all sanitizers' builds share those of the build without one, in
+# SIMT. If a sanitizer is linked, they tell it which fiber runs.
 # ThreadSanitizer is many times slower here with g++ than with clang.
 
 # MATH=gpu builds them into another folder, with the fused multiply-adds of nvcc and for SIMT_MATH=gpu (emulator.h). At
@@ -16,14 +17,15 @@ EMUFLAGS     += $(EMU_MATH)
 EMUFLAGS     += $(if $(filter 0,$(NCCL)),,-DUSE_NCCL)
 EMU_COMPILE   = $(CXX) $(EMUFLAGS) $(SANFLAGS) -x c++ -include dev/simt/emulator.h
 EMU_LIB      := emulator warp shared_memory occupancy cudart streams capture cublasLt cudnn nccl
-EMU_LIB      := $(EMU_LIB:%=$(EMU)/dev/simt/%.o)
+SIMT         := $(patsubst build/$(subst $(comma),+,$(or $(SANITIZE),release))%,build/release%,$(EMU))
+EMU_LIB      := $(EMU_LIB:%=$(SIMT)/dev/simt/%.o)
 EMU_OBJECTS  := $(patsubst %,$(EMU)/%.o,$(sort $(GPU_NAMES) $(CUDNN_NAMES)))
 $(EMU)/llmc/parallel/comm_nccl.o: EMUFLAGS += $(MPI_FLAGS)
 $(EMU)/llmc/cuda/device.o: EMUFLAGS  += -DCUDA_ARCHS='"$(strip $(CUDA_ARCHS))"'
 
 # Exports the symbols of kernels, by which the emulator finds them in dev/cuda_budget.txt.
 $(EMU)/%: override LDFLAGS += -rdynamic
-$(EMU)/dev/simt/occupancy.o: dev/cuda_budget.txt
+$(SIMT)/dev/simt/occupancy.o: dev/cuda_budget.txt
 
 .PHONY: emulator
 emulator: $(EMU_TESTS) $(EMU)/test_gpt2cu $(EMU)/group_ranks
@@ -66,5 +68,5 @@ $(EMU)/%.o: %.cu $(RULES)
 $(EMU)/llmc/%.o: llmc/%.cpp $(RULES)
 	$(call compile,CXX   $< (emulator),$(EMU_COMPILE))
 
-$(EMU)/dev/simt/%.o: dev/simt/%.cpp $(RULES)
+$(SIMT)/dev/simt/%.o: dev/simt/%.cpp $(RULES)
 	$(call compile,CXX   $<,$(CXX) $(EMUFLAGS) -O3)
