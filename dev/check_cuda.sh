@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # check_cuda.sh [--update] [ARCH...]: compiles the CUDA backend for every architecture, with warnings and spilled
-# registers as errors, and links both programs. Fails if a kernel takes more registers or static shared memory or spills
-# more bytes than dev/cuda_budget.txt allows, or lacks the instructions that it should use (opcodes.py). --update writes
-# the file again. The emulator (dev/simt/occupancy.cpp) reads it, too. Needs nvcc, but no GPU.
+# registers as errors, and links both programs for the last one. Fails if a kernel takes more registers or static shared
+# memory or spills more bytes than dev/cuda_budget.txt allows, or lacks the instructions that it should use
+# (opcodes.py). --update writes the file again. The emulator (dev/simt/occupancy.cpp) reads it, too. Needs nvcc, but no
+# GPU.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
@@ -30,13 +31,13 @@ if ! make found | grep -q '| CUDA [0-9]'; then
     exit 0
 fi
 
-# compile SOURCE ARCH LOG: compiles the kernels into $work/cubin by the Makefile's own command. LOG gets
-# the report of ptxas.
+# compile SOURCE ARCH LOG: makes the object by the Makefile's own command, and $work/cubin, its kernels. LOG gets the
+# report of ptxas.
 compile() {
     local object=build/release/cuda/${1%.cu}.o command
     command=$(make -n V=1 CUDA=1 CUDA_ARCHS="$2" -W "$1" "$object" | grep -- " -c $1 ")
-    command=${command/ -c / -cubin }
-    eval "${command/-o $object/-o $work/cubin -Xptxas -v}" >"$3" 2>&1
+    mkdir -p "${object%/*}"
+    eval "$command -Xptxas -v --keep --keep-dir $work" >"$3" 2>&1 && mv "$work"/*.cubin "$work/cubin"
 }
 
 # "arch kernel registers spilled-bytes shared-bytes", a line for each kernel that ptxas compiled.
@@ -97,7 +98,7 @@ else
 fi
 
 if [ $status = 0 ]; then
-    make CUDA=1 train_gpt2cu test_gpt2cu >"$work/log" 2>&1 || { tail -20 "$work/log" && status=1; }
+    make CUDA=1 CUDA_ARCHS="$arch" train_gpt2cu test_gpt2cu >"$work/log" 2>&1 || { tail -20 "$work/log" && status=1; }
 fi
 [ $status = 0 ] && echo "PASS  compiled, linked, within the budget"
 exit $status
