@@ -4,11 +4,26 @@ A test of a program with its own cases (run_cases) counts as its cases.
 """
 
 import re
+from collections import defaultdict
+from itertools import count
 
 import harness
 import pytest
 from harness import LIMIT, Process, execute, make_shards, make_text
 from hosts import Hosts, no_hosts_because
+
+
+@pytest.hookimpl(trylast=True)  # after -m and -k have left tests out
+def pytest_collection_modifyitems(items):
+    """Spreads the long tests over the run, between files: xdist gives each worker many tests in a row. The first tests
+    of every function come first, because they build."""
+    long = [item for item in items if item.get_closest_marker("slow") or item.get_closest_marker("sanitizers")]
+    short = [item for item in items if item not in long]
+    turns, files = defaultdict(count), {}
+    long.sort(key=lambda item: next(turns[item.function]))
+    place = {item: n * len(short) / len(long) for n, item in enumerate(long)}
+    place |= {item: files.setdefault(item.path, n) + 0.5 for n, item in enumerate(short)}
+    items.sort(key=place.get)
 
 
 @pytest.fixture(autouse=True)

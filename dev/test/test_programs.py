@@ -57,7 +57,7 @@ def build_for(sanitizer, *targets, math=""):
     return ROOT / folder
 
 
-# ---- with sanitizers; first, because their builds take longest
+# ---- with sanitizers
 
 ADDRESS = [*(name for name in UNIT if name not in TOO_SLOW_SANITIZED), *REPLAYS]
 ADDRESS_OPTIONS = {"ASAN_OPTIONS": "detect_leaks=1:allocator_may_return_null=1",
@@ -94,8 +94,8 @@ def test_address_and_undefined_with_a_gpus_arithmetic_in_reverse_order(name, run
 @needs_x86
 @needs_clang
 @pytest.mark.timeout(2400)
-@pytest.mark.parametrize("sanitizer, name", [*(("thread", name) for name in KERNELS),
-                                             *(("memory", name) for name in MEMORY_TESTS)])
+@pytest.mark.parametrize("sanitizer, name", sorted([*(("thread", name) for name in KERNELS),
+                                                    *(("memory", name) for name in MEMORY_TESTS)], key=lambda x: x[1]))
 def test_kernels_under_thread_and_memory_sanitizer(sanitizer, name, run_cases):
     names = KERNELS if sanitizer == "thread" else MEMORY_TESTS
     folder = build_for(sanitizer, *(f"emulator/{kernel}" for kernel in names))
