@@ -37,7 +37,7 @@ static void compare(Shape s, float scale = 1.0f) {
 
 TEST_CASE_TEMPLATE("attention with GPT-2's heads agrees with the definition", floatX, float, bf16) {
     compare<floatX>({2, 256, 3, 64});
-    compare<floatX>({1, 1024, 1, 64});
+    compare<floatX>({1, emulated ? 512 : 1024, 1, 64});
 }
 
 TEST_CASE("attention with bf16 heads of 64 and 128 agrees with the definition at lengths around the tiles") {
