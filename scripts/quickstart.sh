@@ -39,27 +39,25 @@ name_run() {
     run=out/quickstart_$name
 }
 
-# Sets `shape`, which holds the options for the model, its optimizer and its validation, and for a text of some MB the
-# batch and the vocabulary: those that learn most from the work that the machine does in the time at its peak, in TFLOP
+# Sets `shape`, which holds the options for the model, its optimizer and its validation, and the vocabulary size for a
+# text of some MB: those that learn most from the work that the machine does in the time at its peak, in TFLOP
 # (dev/learn/RESULTS.md). Two cores with AVX2 do 48 in four minutes.
 choose_size() {
-    local peak work below layers heads channels batch rate optimizer
+    local peak work below layers heads channels rate optimizer
     peak=$("$program" plan --measure off --layers 1 --heads 1 --channels 16 |
         sed -n 's/^device .*peak \([0-9.]*\) TFLOP.*/\1/p')
     [ -n "$peak" ] || die "$program plan names no peak of this machine"
     work=$(awk "BEGIN { print int($seconds * $peak) }")
-    while read -r below layers heads channels BOOK_VOCAB batch rate optimizer; do
+    while read -r below layers heads channels BOOK_VOCAB rate optimizer; do
         if [ "$work" -lt "$below" ]; then break; fi
     done <<END
-75            1 2 128  8192 1024 6e-3 muon
-200           4 2 128 16384 1024 6e-3 muon
-1400          4 3 192 16384 2048 4e-3 muon
-1000000000000 6 6 384  4096 2048 2e-3 adamw
+75            1 2 128  8192 6e-3 muon
+200           4 2 128 16384 6e-3 muon
+1400          4 3 192 16384 4e-3 muon
+1000000000000 6 6 384  4096 2e-3 adamw
 END
     export BOOK_VOCAB
-    shape=(--layers "$layers" --heads "$heads" --channels "$channels" --lr "$rate" --optimizer "$optimizer"
-           --val-tokens $((40 * batch)))
-    book_windows="--seq-len 256 --micro-batch $((batch / 256)) --global-batch $batch"
+    shape=(--layers "$layers" --heads "$heads" --channels "$channels" --lr "$rate" --optimizer "$optimizer")
 }
 
 # Sets speed, in tokens/s. `plan` trains up to 16 steps on random tokens.
@@ -120,8 +118,8 @@ choose_run() {
     fi
     choose_steps
     options=(--train-data "$data/train_*.bin" --val-data "$data/val_*.bin" "${shape[@]}" "${batch[@]}"
-             --steps "$steps" --beta2 0.995 --warmup $((steps / 10 + 1)) --schedule wsd --cooldown 0.8
-             --final-lr-fraction 0 --val-every $(((steps + 9) / 10))
+             --steps "$steps" --beta2 0.995 --warmup $((steps / 10 + 1)) --schedule wsd --cooldown 0.5
+             --final-lr-fraction 0 --val-every $(((steps + 9) / 10)) --val-tokens 81920
              --sample-every $(((steps + 3) / 4)) --checkpoint-every $(((steps + 3) / 4)) --keep 1)
     mkdir -p "$run"
     { cksum <"$data/made_of" && printf '%s\n' "${options[@]}"; } >"$run/quickstart"

@@ -49,8 +49,8 @@ def quickstart(tree):
 
 
 @pytest.mark.parametrize("peak, speed, shape, vocab, steps", [
-    ("0.05", "3,584", "1 2 128", 8192, 840), ("0.312", "15,000", "1 2 128", 8192, 3510),
-    ("0.313", "15,000", "4 2 128", 16384, 3510), ("0.833", "24,000", "4 2 128", 16384, 5620),
+    ("0.05", "4,480", "1 2 128", 8192, 520), ("0.312", "15,000", "1 2 128", 8192, 1750),
+    ("0.313", "15,000", "4 2 128", 16384, 1750), ("0.833", "24,000", "4 2 128", 16384, 2810),
     ("0.834", "24,000", "4 3 192", 16384, 2810), ("989", "900,000", "6 6 384", 4096, 19520)])
 def test_model_and_vocabulary_are_those_of_the_peak_and_the_steps_those_of_the_speed(
         peak, speed, shape, vocab, steps, quickstart):
@@ -64,9 +64,9 @@ def test_model_and_vocabulary_are_those_of_the_peak_and_the_steps_those_of_the_s
 
 
 def test_a_time_that_is_too_short_for_readable_text_is_named_with_one_that_is_not(quickstart):
-    assert "too few for readable text: that takes about TRAIN_SECONDS=171 here" in quickstart(
+    assert "too few for readable text: that takes about TRAIN_SECONDS=342 here" in quickstart(
         "3,584", TRAIN_SECONDS=60).out
-    assert "too few" not in quickstart("3,584", TRAIN_SECONDS=171).out
+    assert "too few" not in quickstart("3,584", TRAIN_SECONDS=342).out
     assert "TRAIN_SECONDS=4m is no whole number" in quickstart(TRAIN_SECONDS="4m").err
 
 
@@ -79,7 +79,7 @@ def test_a_second_start_continues_whatever_the_speed_is_then(quickstart):
 
 def test_the_speed_is_the_one_that_plan_measures(quickstart):
     said = quickstart(TRAIN_SECONDS=1)
-    assert said.code == 0 and re.search("^[0-9]+ tokens/s: [0-9]+ steps of 1024 tokens in 1 s$", said.out, re.M), said
+    assert said.code == 0 and re.search("^[0-9]+ tokens/s: [0-9]+ steps of 2048 tokens in 1 s$", said.out, re.M), said
 
 
 @pytest.mark.parametrize("moment", ["PLAN", "TRAIN"])
