@@ -137,7 +137,9 @@ static Tokenizer train_on(const Options& o, const std::vector<TextFile>& files, 
     std::vector<PieceCounts> counts(static_cast<size_t>(threads));
     const auto count = [&](Chunk& chunk, int, int thread) {
         PieceCounts& own = counts[size_t(thread)];
-        for_each_document(chunk, rules, [&](std::string_view text, bool, bool) { own.add_text(text); });
+        for_each_document(chunk, rules, [&](std::string_view text, bool, bool held_out) {
+            if (!held_out) own.add_text(text);
+        });
         if (own.counts.size() * counts.size() < COUNTED_PIECES) return;
         const std::lock_guard lock(mutex);
         all.add(own);

@@ -185,3 +185,11 @@ def test_an_installed_program_finds_the_reader_of_parquet(tmp_path, data):
     (tmp_path / "share/train_gpt2").mkdir(parents=True)
     shutil.copy(ROOT / "scripts/parquet_text.py", tmp_path / "share/train_gpt2")
     run(command)
+
+
+def test_the_vocabulary_is_learned_from_the_training_text_alone(tmp_path):
+    merges = []
+    for name, end in (("a", "z" * 1000), ("b", "x" * 1000)):
+        (tmp_path / name).write_text(make_text(6000) + end)
+        merges.append(shards(tmp_path / f"{name}.out", tmp_path / name, "--train-bpe 300")["merges.txt"])
+    assert merges[0] == merges[1]
