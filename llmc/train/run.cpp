@@ -449,11 +449,10 @@ static std::string describe_rate(const Run& run, const TrainerState& state) {
 
 // A hint for a new model whose rate is far from the rule of dev/learn/RESULTS.md.
 static std::string describe_rule(const Run& run) {
-    const double lr = run.options.lr, factor = run.options.optimizer == "muon" ? 1.5 : 0.6;
-    const double rule = factor / run.start.config.C;
-    if (!run.start.weights.empty() || !run.start.resume.empty() || (lr <= 3 * rule && lr >= rule / 3)) return "";
-    return format("hint: --lr %g is %s %.1e = %g / %d channels, near which new models learn fastest with %s", lr,
-                  lr > rule ? "more than 3 times" : "less than a third of", rule, factor, run.start.config.C,
+    const double lr = run.options.lr, factor = run.options.optimizer == "muon" ? 1.5 : 0.6, C = run.start.config.C;
+    if (!run.start.weights.empty() || (lr * C <= 3 * factor && lr * C >= factor / 3)) return "";
+    return format("hint: --lr %g is %s %.1e = %g / %g channels, near which new models learn fastest with %s", lr,
+                  lr * C > factor ? "more than 3 times" : "less than a third of", factor / C, factor, C,
                   run.options.optimizer.c_str());
 }
 
@@ -480,7 +479,7 @@ static void open_log(Run& run, const Launch& launch, const DeviceInfo& device, c
     if (const std::string changed = changed_options(o); resumes && !changed.empty())
         log->warn("changed since the checkpoint: " + changed + describe_rate(run, state));
     if (resumes) compare_data(run, state, *log);
-    if (const std::string hint = describe_rule(run); !hint.empty()) log->note(hint);
+    if (const std::string hint = describe_rule(run); !resumes && !hint.empty()) log->note(hint);
     for (const Shard& shard : run.data.val.shards)
         for (const Shard& other : run.data.train.shards)
             if (std::filesystem::equivalent(shard.path, other.path))
