@@ -164,7 +164,7 @@ fetch_gpt2_tokenizer() {
 
 # name_of FILE|DIR: prints the name of a text's folder in data/: "a_book" for "a book.txt.gz".
 name_of() {
-    local name
+    local name ending
     name=$(basename "$1")
     for ending in .gz .zst .xz; do name=${name%"$ending"}; done
     name=$(tr -c 'A-Za-z0-9_.\n-' _ <<<"${name%.*}")

@@ -41,13 +41,12 @@ name_run() {
 
 # Sets `shape`, which holds the options for the model, its optimizer and its validation, and the vocabulary size for a
 # text of some MB: those that learn most from the work that the machine does in the time at its peak, in TFLOP
-# (dev/learn/RESULTS.md). Two cores with AVX2 do 48 in four minutes.
+# (dev/learn/RESULTS.md). Two cores with AVX2 do 48 in four minutes. GPUs whose peak is unknown get the last row.
 choose_size() {
     local peak work below layers heads channels rate optimizer
     peak=$("$program" plan --measure off --layers 1 --heads 1 --channels 16 |
         sed -n 's/^device .*peak \([0-9.]*\) TFLOP.*/\1/p')
-    [ -n "$peak" ] || die "$program plan names no peak of this machine"
-    work=$(awk "BEGIN { print int($seconds * $peak) }")
+    work=$(awk "BEGIN { print int($seconds * ${peak:-100000}) }")
     while read -r below layers heads channels BOOK_VOCAB rate optimizer; do
         if [ "$work" -lt "$below" ]; then break; fi
     done <<END
@@ -78,16 +77,15 @@ prepare_corpus() {
     fi
 }
 
-# Sets `batch` and `steps`. A text of a few pages gets short windows. The steps fill the time, up to 20 epochs: more
-# would only memorize the text.
+# Sets `batch` and `steps`. A text of a few pages gets short windows. The steps fill the time, up to 8 epochs: more
+# would only memorize the text (dev/learn/RESULTS.md).
 choose_steps() {
     local most tokens_per_step
     choose_windows "$data"
     read -ra batch <<<"$windows"
     tokens_per_step=${windows##* }
     steps=$((seconds * speed / tokens_per_step / 10 * 10))
-    most=$((20 * train_tokens / tokens_per_step))
-    if [ $most -lt 100 ]; then most=100; fi
+    most=$((8 * train_tokens / tokens_per_step))
     echo "$speed tokens/s: $steps steps of $tokens_per_step tokens in $seconds s"
     if [ "$steps" -gt $most ]; then
         steps=$most
