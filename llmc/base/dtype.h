@@ -58,7 +58,7 @@ using Stream = struct CUstream_st*;
 #define INSTANTIATE(op)                     \
     template decltype(op<float>) op<float>; \
     template decltype(op<bf16>) op<bf16>
-// Says that another source instantiates it, so that those that include its definition do not compile it again.
+// Declares that another source instantiates the operation: sources that include its definition do not compile it.
 #define INSTANTIATED_ELSEWHERE(op)                 \
     extern template decltype(op<float>) op<float>; \
     extern template decltype(op<bf16>) op<bf16>

@@ -447,7 +447,7 @@ static std::string describe_rate(const Run& run, const TrainerState& state) {
                   static_cast<long long>(begin));
 }
 
-// A hint for a new model whose rate is far from the rule of dev/learn/RESULTS.md.
+// A hint if the rate of a new model is more than 3 times from the rule in dev/learn/RESULTS.md; "" if it is not.
 static std::string describe_rule(const Run& run) {
     const double lr = run.options.lr, factor = run.options.optimizer == "muon" ? 1.5 : 0.6, C = run.start.config.C;
     if (!run.start.weights.empty() || (lr * C <= 3 * factor && lr * C >= factor / 3)) return "";

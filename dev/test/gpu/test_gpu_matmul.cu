@@ -12,8 +12,9 @@ struct MatmulOnGpu : GpuBackend {
     // A sum of K products of standard normal numbers is about sqrt(K). Two orders of adding them differ by about
     // sqrt(K) roundings of that size, which is K 2^-24. The worst of some thousand elements differs by a few times
     // that. + 8: of millions of sums of few products, the largest are far above sqrt(K). Both sides have the same bf16
-    // operands, and the result is rounded to floatX once. A tensor core adds 16 products at a time to the sum, and cuts
-    // the bits that do not fit (Fasi et al. 2021), so that the sum loses up to one unit of its last place K / 16 times.
+    // operands, and the result is rounded to floatX once. A tensor core adds 16 products at a time to the sum, and
+    // does not round: it drops the low bits (Fasi et al. 2021). Each of these K / 16 additions loses less than one unit
+    // in the last place of the sum.
     template <class floatX>
     Bound bound(Value value, int K, Options options) const {
         const float one_rounding = sizeof(floatX) == sizeof(float) ? 0.0f : epsilon<bf16>(), root = std::sqrt(float(K));
