@@ -1,5 +1,6 @@
 // test_files.cpp: base/files.h: writing, replacing and checksums of files, and each error with its exit code.
 #include "base/files.h"
+#include "base/content.h"
 
 #include <doctest/doctest.h>
 #include <sys/stat.h>
@@ -51,6 +52,20 @@ TEST_CASE_FIXTURE(Directory, "what is missing, no file, above the limit or too s
         CHECK(code(offset, bytes) == EXIT_BAD_DATA);
     REQUIRE(truncate((dir / "a").c_str(), 5) == 0);
     CHECK(code(0, 10) == EXIT_BAD_DATA);
+}
+
+TEST_CASE("other formats are recognized by their first bytes, and a text that begins like one is not") {
+    const auto what = [](const std::string& start) {
+        const ForeignContent* content = foreign_content(start);
+        return std::string(content ? content->what : "");
+    };
+    CHECK(what("version https://git-lfs.github.com/spec/v1\noid sha256:0").starts_with("a git-lfs pointer"));
+    CHECK(what(std::string("\x10\0\0\0\0\0\0\0{\"a\"", 12)) == "a safetensors file");
+    CHECK(what("book.txt" + std::string(249, '\0') + "ustar") == "a tar archive");
+    CHECK(what("\xef\xbb\xbf\n <!DocType HTML><p>404") == "a web page (HTML)");
+    CHECK(what(std::string("GGUF\3\0\0\0", 8)) == "a GGUF file");
+    for (const char* text : {"", "GGUF is a format", "version 1", "<p>", "ORC", "{\"text\": \"<html>\"}"})
+        CHECK(what(text).empty());
 }
 
 TEST_CASE_FIXTURE(Directory, "an output that cannot be created is refused, and nothing is overwritten") {

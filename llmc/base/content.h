@@ -1,0 +1,12 @@
+// content.h: tells by its first bytes what a file is that was given in place of text, JSON or weights.
+#pragma once
+#include <string_view>
+
+struct ForeignContent {
+    const char *what, *remedy;  // "a zip archive", "unpack it with unzip"
+    bool is_text;               // HTML: is a text, but neither JSON nor weights
+};
+
+// Recognizes archives, packed files, web pages, git-lfs pointers, and files of arrays, tensors, tables and documents,
+// by the first bytes of a file: 512 or more, or all. Returns null for any other content.
+const ForeignContent* foreign_content(std::string_view start);
