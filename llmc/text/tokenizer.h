@@ -50,7 +50,10 @@ struct Tokenizer {
     std::vector<std::string> tokens;  // by id: the token's bytes, or an added token's text
     std::vector<Merge> merges;        // by rank
     std::vector<AddedToken> added;    // by id, end_of_text included
-    int end_of_text = 0;
+    int end_of_text = 0;              // separates documents
+    int bos = -1, pad = -1;           // -1: none
+    std::vector<int> prefix;          // put in front of every text, by the post_processor or add_bos_token
+    std::string chat_template;        // in Jinja; "": none
     int byte_tokens[256] = {};
     PairRanks ranks;
 
