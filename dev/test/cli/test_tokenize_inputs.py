@@ -143,8 +143,11 @@ def test_a_large_packed_text_takes_little_memory_and_its_progress_is_that_of_the
             pipe.stdin.write(text)
         pipe.stdin.close()
         assert pipe.wait() == 0
+    # The first line of progress comes after a second. A fast machine would have read all by then.
+    (tmp_path / "bin").mkdir()
+    make_script(tmp_path / "bin/zstd", f'sleep 1.1; exec {shutil.which("zstd")} "$@"')
     process = start(PROGRAM, "tokenize", tmp_path / "a.txt.zst", "--output", tmp_path / "out", "--tokenizer", data,
-                    env={"OMP_NUM_THREADS": 32})
+                    env={"OMP_NUM_THREADS": 32, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"})
     kib = []  # not ru_maxrss, in which pytest's own memory counts until the exec
     while process.lives():
         kib += re.findall(r"^VmHWM:\s+([0-9]+) kB", Path(f"/proc/{process.pid}/status").read_text(), re.MULTILINE)
