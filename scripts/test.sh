@@ -4,6 +4,7 @@
 #
 # ALL=1 adds the tests that are marked slow, sanitizers or launchers, and installs what they need (clang, Slurm,
 # PyTorch; some 500 MB). The marks hf, arm and faults are for tests that run by name only: test.sh -m faults.
+# CPU_ISA=avx2 tests as on a CPU that has no more than AVX2.
 #
 # The last line is "N passed, N failed, N skipped", in test cases. A check that cannot run here is skipped, and the
 # lines above name it with the reason. Only failures decide the exit code.

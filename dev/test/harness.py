@@ -19,9 +19,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 RELEASE = ROOT / "build/release"
-PROGRAM = Path(os.environ.get("PROGRAM", RELEASE / "train_gpt2"))
+PROGRAM = ROOT / os.environ.get("PROGRAM", RELEASE / "train_gpt2")
 EMULATED = RELEASE / "emulator/train_gpt2cu"  # the GPU program in the emulator
 LIMIT = 240  # seconds after which a command hangs
+ISAS = "plain neon avx2 avx512 avx512bf16 amx".split()
 # A shell makes a program in the background ignore SIGINT, and the program's children inherit this.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -51,10 +52,13 @@ def words(*parts):
 
 
 def environment(changes=()):
-    """Returns the environment of a command; a change to None removes a variable."""
-    result = {**os.environ, "OMP_WAIT_POLICY": "passive"}
+    """Returns the environment of a command; a change to None removes a variable. CPU_ISA around the tests makes this a
+    machine that has no more: a test of a better instruction set is skipped."""
+    result, most = {**os.environ, "OMP_WAIT_POLICY": "passive"}, os.environ.get("CPU_ISA") or ISAS[-1]
     result.setdefault("OMP_NUM_THREADS", "2")
     for name, value in dict(changes).items():
+        if name == "CPU_ISA" and value in ISAS[ISAS.index(most) + 1:]:
+            pytest.skip(f"the tests run with CPU_ISA={most} at most, this one with {value}")
         if value is None:
             result.pop(name, None)
         else:
@@ -103,6 +107,13 @@ def refused(code, text, *command, **keywords):
     assert result.code == code, result
     assert len(result.errors) == 1 and text in result.errors[0], result
     return result
+
+
+def needs_isa(isa, program=PROGRAM):
+    """Skips the test if the program or this machine does not have the instruction set."""
+    tried = execute(program, "plan --layers 1 --heads 1 --channels 16", env={"CPU_ISA": isa})
+    if tried.code != 0:
+        pytest.skip(tried.err.strip().removeprefix("error: "))
 
 
 class Process:

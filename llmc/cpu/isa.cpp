@@ -56,8 +56,12 @@ static Isa detect() {
 }
 
 bool has_fast_vdpbf16ps() {
+#if defined(EMULATED_UNITS)
+    return false;  // as on the CPUs that have AMX
+#else
     unsigned a, b, c, d;
     return best_isa() >= Isa::avx512bf16 && __get_cpuid_count(7, 0, &a, &b, &c, &d) && !(d >> 22 & 1);
+#endif
 }
 #else
 static Isa detect() {
@@ -70,25 +74,25 @@ static Isa detect() {
 bool has_fast_vdpbf16ps() { return false; }
 #endif
 
-Isa best_isa() {
-    static const Isa best = detect();
-    return best;
-}
-
-static Isa chosen_at_start() {
+// Returns the value of CPU_ISA, or `offered` if it is not set.
+static Isa limited(Isa offered) {
     const char* wanted = getenv("CPU_ISA");
-    if (!wanted || !*wanted) return best_isa();
+    if (!wanted || !*wanted) return offered;
     for (int i = 0; i < int(std::size(names)); i++)
         if (std::string(wanted) == names[i]) {
-            ENSURE(Isa(i) <= best_isa(), "CPU_ISA=%s, but this machine offers %s at most", wanted,
-                   isa_name(best_isa()));
+            ENSURE(Isa(i) <= offered, "CPU_ISA=%s, but this machine offers %s at most", wanted, isa_name(offered));
             return Isa(i);
         }
     fail(EXIT_USAGE, "CPU_ISA=%s is not known: %s", wanted, known_names);
 }
 
+Isa best_isa() {
+    static const Isa best = limited(detect());
+    return best;
+}
+
 static Isa& current() {
-    static Isa value = chosen_at_start();
+    static Isa value = best_isa();
     return value;
 }
 
