@@ -9,11 +9,12 @@
 static GGUFVocabulary vocabulary_of(const Tokenizer& tokenizer, int V) {
     using Type = GGUFVocabulary::Type;
     GGUFVocabulary out = {written_tokens(tokenizer), {}, written_merges(tokenizer), tokenizer.end_of_text};
-    out.types.assign(size_t(V), Type::unused);
+    out.types.assign(size_t(std::max(V, tokenizer.vocab_size())), Type::unused);
     std::fill_n(out.types.begin(), tokenizer.vocab_size(), Type::normal);
     for (const AddedToken& token : tokenizer.added)
         out.types[size_t(token.id)] = token.special ? Type::control : Type::user_defined;
     while (int(out.tokens.size()) < V) out.tokens.push_back(format("[PAD%zu]", out.tokens.size()));
+    out.tokens.resize(size_t(V)), out.types.resize(size_t(V));  // without tokens that have no embedding
     return out;
 }
 

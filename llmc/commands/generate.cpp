@@ -29,10 +29,9 @@ static std::string read_prompt(const std::string& path) {
 }
 
 // Returns the tokens of a prompt. option: where it comes from.
-static std::vector<int> encode_prompt(const Options& o, const RunStart& source, const std::string& text,
-                                      const char* option) {
-    std::vector<int> prompt = {source.tokenizer->end_of_text};
-    if (!text.empty()) prompt = encode_added(*source.tokenizer, text);
+static std::vector<int> tokens_of_prompt(const Options& o, const RunStart& source, const std::string& text,
+                                         const char* option) {
+    const std::vector<int> prompt = encode_prompt(*source.tokenizer, text);
     check_prompt(prompt, source.config.max_T, option);
     ENSURE(!o.keep_prompt || int(prompt.size()) <= source.config.max_T / 2,
            "--keep-prompt with a prompt of %zu tokens leaves less than half of the context of %d to new text; shorten "
@@ -67,7 +66,7 @@ static int generate_text(const Options& o, Comm& comm) {
     std::string text = o.prompt;
     if (has_file) text = comm.all_gather_text(comm.rank == 0 ? read_prompt(o.prompt_file) : "")[0];
     if (has_file && text.ends_with('\n')) text.pop_back();
-    const std::vector<int> prompt = encode_prompt(o, source, text, has_file ? "--prompt-file" : "--prompt");
+    const std::vector<int> prompt = tokens_of_prompt(o, source, text, has_file ? "--prompt-file" : "--prompt");
     compare_ranks(comm, o, source, nullptr);
     GPT2<floatX> model(source.config, Purpose::generate, 1, source.config.max_T, shard_of(groups.tp));
     load_model(model, source, comm, groups.tp);
@@ -96,7 +95,8 @@ static int generate_text(const Options& o, Comm& comm) {
     };
     if (!talks) write(text, prompt);
     if (talks)
-        for_each_line(comm, [&](const std::string& line) { write(line, encode_prompt(o, source, line, "the line")); });
+        for_each_line(comm,
+                      [&](const std::string& line) { write(line, tokens_of_prompt(o, source, line, "the line")); });
     if (comm.rank == 0)
         print_message(format("%s in %.1f s: %.1f tokens/s", counted(tokens, "token").c_str(), seconds,
                              double(tokens) / std::max(seconds, 1e-9)));

@@ -10,6 +10,7 @@
 #include <bit>
 #include <exception>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 
@@ -156,18 +157,19 @@ static Tokenizer train_on(const Options& o, const std::vector<TextFile>& files, 
 
 struct Encoded {
     std::vector<int> train, val;
-    int64_t added = 0;  // number of added tokens whose text was met
+    std::map<int, int64_t> special;  // how often the text of each special token was met
 };
 
-// The tokens of a chunk, with an end of text before each document.
+// The tokens of a chunk, with document_start() before each document.
 static void encode_chunk(Encoder& encoder, Chunk& chunk, const CorpusRules& rules, bool special_tokens, Encoded& out) {
+    const std::vector<int> start = document_start(encoder.tokenizer);
     out.train.clear();
     out.val.clear();
-    out.added = 0;
+    out.special.clear();
     for_each_document(chunk, rules, [&](std::string_view text, bool starts, bool held_out) {
         std::vector<int>& tokens = held_out ? out.val : out.train;
-        if (starts) tokens.push_back(encoder.tokenizer.end_of_text);
-        out.added += count_added(encoder.tokenizer, text);
+        if (starts) tokens.insert(tokens.end(), start.begin(), start.end());
+        count_special(encoder.tokenizer, text, out.special);
         special_tokens ? encode_added(encoder, text, tokens) : encode(encoder, text, tokens);
     });
 }
@@ -181,27 +183,27 @@ static void write_encoded(const Encoded& encoded, int64_t val_tokens, ShardSet& 
     val.append(encoded.val.data(), int64_t(encoded.val.size()));
 }
 
-// Returns how often the text of an added token was met.
-static int64_t encode_all(const Options& o, Batches& batches, const Tokenizer& tokenizer, Progress& progress,
-                          ShardSet& train, ShardSet& val) {
+// Returns how often the text of each special token was met.
+static std::map<int, int64_t> encode_all(const Options& o, Batches& batches, const Tokenizer& tokenizer,
+                                         Progress& progress, ShardSet& train, ShardSet& val) {
     const int cache_bits = std::clamp(CACHE_BITS - int(std::bit_width(unsigned(batches.threads - 1))), 8, 17);
     std::vector<Encoder> encoders;
     for (int thread = 0; thread < batches.threads; thread++) encoders.emplace_back(tokenizer, cache_bits);
     std::vector<Encoded> results(BATCH_CHUNKS);
-    int64_t added = 0;
+    std::map<int, int64_t> special;
     const auto work = [&](Chunk& chunk, int slot, int thread) {
         encode_chunk(encoders[size_t(thread)], chunk, batches.reader.rules, o.special_tokens, results[size_t(slot)]);
     };
     const auto write = [&](int slots) {
         for (int slot = 0; slot < slots; slot++) {
             write_encoded(results[size_t(slot)], o.val_tokens, train, val);
-            added += results[size_t(slot)].added;
+            for (const auto& [id, count] : results[size_t(slot)].special) special[id] += count;
         }
         progress.bytes("encoding", batches.reader.file_bytes_read(),
                        format(" | %s tokens", with_commas(train.tokens + val.tokens).c_str()));
     };
     batches.run(work, write);
-    return added;
+    return special;
 }
 
 static void check_options(const Options& o) {
@@ -212,18 +214,6 @@ static void check_options(const Options& o) {
         !o.special_tokens || o.train_bpe == 0,
         "--special-tokens needs a --tokenizer that has them; with --train-bpe, --split end-of-text cuts the text at %s",
         END_OF_TEXT);
-}
-
-// Chunks end at white space, so an added token must not have any.
-static void check_added(const Tokenizer& tokenizer) {
-    for (const AddedToken& token : tokenizer.added) {
-        const std::string& content = tokenizer.tokens[size_t(token.id)];
-        ENSURE(
-            !token.lstrip && !token.rstrip && content.find_first_of(" \t\n\v\f\r") == content.npos,
-            "--special-tokens: the added token \"%s\" has white space, or takes that beside it (lstrip, rstrip), which "
-            "is supported in prompts only; leave out --special-tokens",
-            printable(content).c_str());
-    }
 }
 
 // Refuses inputs without any text, and warns of text that is not UTF-8. Returns the bytes of all files.
@@ -251,8 +241,9 @@ static void print_left_out(const std::vector<std::string>& files, const char* wh
     print_message(text + (files.size() > 3 ? " ..." : ""));
 }
 
-static void print_summary(const Options& o, const Batches& batches, int64_t added, const ShardSet& train,
-                          const ShardSet& val, double seconds) {
+static void print_summary(const Options& o, const Batches& batches, const Tokenizer& tokenizer,
+                          const std::map<int, int64_t>& special, const ShardSet& train, const ShardSet& val,
+                          double seconds) {
     if (o.quiet) return;
     std::string text;
     for (const ShardSet* set : {&train, &val})
@@ -262,9 +253,9 @@ static void print_summary(const Options& o, const Batches& batches, int64_t adde
         text +=
             "no validation shard: no document is long enough to hold out its end; give more text, or a larger "
             "--val-fraction\n";
-    if (added > 0)
-        text += format("the text of a special token, such as %s, occurs %s: taken as %s\n", END_OF_TEXT,
-                       counted(added, "time").c_str(),
+    for (const auto& [id, count] : special)
+        text += format("the text of the special token %s occurs %s: taken as %s\n",
+                       message_text(tokenizer.tokens[size_t(id)]).c_str(), counted(count, "time").c_str(),
                        o.special_tokens ? "that token" : "text; --special-tokens takes it as that token");
     if (batches.bad_lines > 0)
         text += format("skipped %s; the first: %s\n", counted(batches.bad_lines, "bad line").c_str(),
@@ -282,7 +273,7 @@ static void print_summary(const Options& o, const Batches& batches, int64_t adde
 int run_tokenize(const Options& o, const Launch& launch) {
     check_one_process(o, launch);
     check_options(o);
-    const CorpusRules rules{o.split, o.text_key, o.skip_bad_lines, o.val_fraction};
+    CorpusRules rules{o.split, o.text_key, o.skip_bad_lines, o.val_fraction};
     const int threads = omp_get_max_threads();
     check_threads(threads);
     FoundFiles found = find_text_files(o.inputs);
@@ -306,12 +297,12 @@ int run_tokenize(const Options& o, const Launch& launch) {
     progress.start = seconds_now();
     const Tokenizer tokenizer =
         o.train_bpe > 0 ? train_on(o, found.texts, rules, threads, progress) : load_tokenizer(o.tokenizer);
-    if (o.special_tokens) check_added(tokenizer);
     ShardSet train{o.output + "/train", 1, o.shard_tokens, tokenizer.vocab_size()};
     ShardSet val{o.output + "/val", 0, o.shard_tokens, tokenizer.vocab_size()};
     progress.start = seconds_now();
+    rules.cut = [&](std::string_view text) { return last_safe_cut(tokenizer, text); };
     Batches batches{{found.texts, rules}, threads};
-    const int64_t added = encode_all(o, batches, tokenizer, progress, train, val);
+    const std::map<int, int64_t> special = encode_all(o, batches, tokenizer, progress, train, val);
     const double seconds = std::max(1e-3, seconds_now() - progress.start);
     progress.line.clear();
     if (train.tokens == 0)
@@ -330,6 +321,6 @@ int run_tokenize(const Options& o, const Launch& launch) {
     val.finish();
     train.finish();
     sync_path(o.output);
-    print_summary(o, batches, added, train, val, seconds);
+    print_summary(o, batches, tokenizer, special, train, val, seconds);
     return 0;
 }

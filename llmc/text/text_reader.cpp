@@ -400,7 +400,7 @@ static bool next_part(CorpusReader& reader) {
 static size_t list_documents(CorpusReader& reader, Chunk& chunk, bool at_end) {
     const std::string_view text = chunk.bytes;
     if (!reader.many_documents) {
-        const size_t end = at_end ? text.size() : last_safe_cut(text);
+        const size_t end = at_end ? text.size() : reader.rules.cut(text);
         if (end > 0) chunk.documents.push_back({0, end, 0, !reader.part_begun, reader.part_val});
         reader.part_begun |= end > 0;
         return end;

@@ -20,6 +20,8 @@
 #include <string_view>
 #include <vector>
 
+#include "text/unicode.h"
+
 struct TextStream;
 
 struct TextFile {
@@ -38,6 +40,8 @@ struct CorpusRules {
     std::string text_key = "text";
     bool skip_bad_lines = false;  // JSONL files only
     double val_fraction = 0.0;    // 0 to 0.5
+    // The last position at which a text may be cut into chunks; 0: there is none.
+    std::function<size_t(std::string_view)> cut = [](std::string_view text) { return last_safe_cut(text); };
 };
 
 struct FoundFiles {

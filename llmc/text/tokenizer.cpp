@@ -11,6 +11,7 @@
 #include <queue>
 
 #include "base/common.h"
+#include "base/files.h"
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "load_key() relies on it");
 static_assert(sizeof(Encoder::CachedPiece) == 64);
@@ -136,7 +137,8 @@ static void merge_piece(Encoder& encoder, std::string_view piece) {
         ids.resize(size_t(merge_short(encoder.tokenizer, ids.data(), int(ids.size()))));
 }
 
-void encode(Encoder& encoder, std::string_view text, std::vector<int>& out) {
+// Encodes a text without added tokens.
+static void encode_plain(Encoder& encoder, std::string_view text, std::vector<int>& out) {
     using CachedPiece = Encoder::CachedPiece;
     constexpr size_t max_cached = sizeof(CachedPiece::key), max_tokens = std::size(CachedPiece().tokens);
     int block[4096];  // buffer for `out`, appended when nearly full: cheaper than one push_back per token
@@ -175,39 +177,42 @@ void encode(Encoder& encoder, std::string_view text, std::vector<int>& out) {
     flush();
 }
 
-std::vector<int> encode(const Tokenizer& tokenizer, std::string_view text) {
-    Encoder encoder(tokenizer, 8);
-    std::vector<int> out;
-    encode(encoder, text, out);
-    return out;
-}
-
 // ---- added tokens
 
-// Returns the longest added token that the text begins with, of those with this `normalized`; null: none.
-static const AddedToken* added_token_at(const Tokenizer& tokenizer, std::string_view text, bool normalized) {
+// Which added tokens are searched.
+struct Wanted {
+    bool special;     // special ones too
+    bool normalized;  // those with this setting
+
+    bool operator()(const AddedToken& token) const {
+        return token.normalized == normalized && (special || !token.special);
+    }
+};
+
+// Returns the longest of the wanted tokens that the text begins with; null: none.
+static const AddedToken* added_token_at(const Tokenizer& tokenizer, std::string_view text, Wanted wanted) {
     const AddedToken* longest = nullptr;
     size_t length = 0;
     for (const AddedToken& token : tokenizer.added) {
         const std::string& content = tokenizer.tokens[size_t(token.id)];
-        if (token.normalized != normalized || content.size() <= length || !text.starts_with(content)) continue;
+        if (!wanted(token) || content.size() <= length || !text.starts_with(content)) continue;
         longest = &token;
         length = content.size();
     }
     return longest;
 }
 
-// Calls f(part, token) for the parts of the text, in order: text without added tokens (null), and each added token. As
+// Calls f(part, token) for the parts of the text, in order: text without wanted tokens (null), and each of them. As
 // Hugging Face does, it continues the search behind the token, not behind the white space that the token takes.
 template <class F>
-static void for_each_part(const Tokenizer& tokenizer, std::string_view text, bool normalized, const F& f) {
+static void for_each_part(const Tokenizer& tokenizer, std::string_view text, Wanted wanted, const F& f) {
     std::string first_bytes;
     for (const AddedToken& token : tokenizer.added)
-        if (token.normalized == normalized) first_bytes += tokenizer.tokens[size_t(token.id)].substr(0, 1);
+        if (wanted(token)) first_bytes += tokenizer.tokens[size_t(token.id)].substr(0, 1);
     const auto between = [&](size_t begin, size_t end) {
         if (begin >= end) return;
         const std::string_view part = text.substr(begin, end - begin);
-        normalized ? f(part, nullptr) : for_each_part(tokenizer, part, true, f);
+        wanted.normalized ? f(part, nullptr) : for_each_part(tokenizer, part, {wanted.special, true}, f);
     };
     const char* const text_end = text.data() + text.size();
     size_t done = 0;
@@ -215,7 +220,7 @@ static void for_each_part(const Tokenizer& tokenizer, std::string_view text, boo
         // find() of one byte is many times faster than find_first_of().
         at = first_bytes.size() == 1 ? text.find(first_bytes[0], at) : text.find_first_of(first_bytes, at);
         if (at == text.npos) break;
-        const AddedToken* token = added_token_at(tokenizer, text.substr(at), normalized);
+        const AddedToken* token = added_token_at(tokenizer, text.substr(at), wanted);
         size_t begin = at, end = at + (token ? tokenizer.tokens[size_t(token->id)].size() : 1);
         at = end;
         if (!token) continue;
@@ -230,29 +235,85 @@ static void for_each_part(const Tokenizer& tokenizer, std::string_view text, boo
     between(done, text.size());
 }
 
-void encode_added(Encoder& encoder, std::string_view text, std::vector<int>& out) {
-    for_each_part(encoder.tokenizer, text, false, [&](std::string_view part, const AddedToken* token) {
-        token ? out.push_back(token->id) : encode(encoder, part, out);
+static void encode_parts(Encoder& encoder, std::string_view text, bool special, std::vector<int>& out) {
+    const Tokenizer& tokenizer = encoder.tokenizer;
+    for_each_part(tokenizer, text, {special, false}, [&](std::string_view part, const AddedToken* token) {
+        if (!token) return encode_plain(encoder, part, out);
+        if (token->id >= tokenizer.rows)
+            fail(EXIT_BAD_DATA, "the text has \"%s\", which is token %d, but the model has only %d",
+                 printable(tokenizer.tokens[size_t(token->id)]).c_str(), token->id, tokenizer.rows);
+        out.push_back(token->id);
     });
 }
 
-std::vector<int> encode_added(const Tokenizer& tokenizer, std::string_view text) {
+static std::vector<int> tokens_of(const Tokenizer& tokenizer, std::string_view text, bool special) {
     Encoder encoder(tokenizer, 8);
     std::vector<int> out;
-    encode_added(encoder, text, out);
+    encode_parts(encoder, text, special, out);
     return out;
 }
 
-int64_t count_added(const Tokenizer& tokenizer, std::string_view text) {
-    int64_t count = 0;
-    for_each_part(tokenizer, text, false,
-                  [&](std::string_view, const AddedToken* token) { count += token != nullptr; });
-    return count;
+void encode(Encoder& encoder, std::string_view text, std::vector<int>& out) { encode_parts(encoder, text, false, out); }
+
+std::vector<int> encode(const Tokenizer& tokenizer, std::string_view text) { return tokens_of(tokenizer, text, false); }
+
+void encode_added(Encoder& encoder, std::string_view text, std::vector<int>& out) {
+    encode_parts(encoder, text, true, out);
+}
+
+std::vector<int> encode_added(const Tokenizer& tokenizer, std::string_view text) {
+    return tokens_of(tokenizer, text, true);
+}
+
+std::vector<int> document_start(const Tokenizer& tokenizer) {
+    std::vector<int> out = tokenizer.prefix;
+    if (out.empty() || out[0] != tokenizer.end_of_text) out.insert(out.begin(), tokenizer.end_of_text);
+    return out;
+}
+
+std::vector<int> text_start(const Tokenizer& tokenizer) {
+    if (!tokenizer.prefix.empty()) return tokenizer.prefix;
+    return {tokenizer.bos < 0 ? tokenizer.end_of_text : tokenizer.bos};
+}
+
+std::vector<int> encode_prompt(const Tokenizer& tokenizer, std::string_view text) {
+    if (text.empty()) return document_start(tokenizer);
+    std::vector<int> out = tokenizer.prefix;
+    const std::vector<int> tokens = encode_added(tokenizer, text);
+    out.insert(out.end(), tokens.begin(), tokens.end());
+    return out;
+}
+
+void count_special(const Tokenizer& tokenizer, std::string_view text, std::map<int, int64_t>& counts) {
+    for_each_part(tokenizer, text, {true, false}, [&](std::string_view, const AddedToken* token) {
+        if (token && token->special) counts[token->id]++;
+    });
+}
+
+// A match, with the white space that it takes, must not go over the cut, and no token may begin before the cut and end
+// in text that follows.
+size_t last_safe_cut(const Tokenizer& tokenizer, std::string_view text) {
+    size_t cut = last_safe_cut(text), longest = 0;
+    bool may_go_over = false;  // no token without white space does
+    for (const AddedToken& token : tokenizer.added) {
+        const std::string& content = tokenizer.tokens[size_t(token.id)];
+        longest = std::max(longest, content.size());
+        may_go_over |= token.rstrip || content.find_first_of(" \t\n\v\f\r") != content.npos;
+    }
+    if (!may_go_over) return cut;
+    std::vector<bool> inside(text.size());
+    for (const bool special : {false, true})
+        for_each_part(tokenizer, text, {special, false}, [&](std::string_view part, const AddedToken* token) {
+            const auto begin = inside.begin() + (part.data() - text.data());
+            if (token) std::fill(begin + 1, begin + int64_t(part.size()), true);
+        });
+    while (cut > 0 && (cut + longest > text.size() || inside[cut])) cut = last_safe_cut(text.substr(0, cut));
+    return cut;
 }
 
 bool same_tokenizer(const Tokenizer& a, const Tokenizer& b) {
-    return a.tokens == b.tokens && a.merges == b.merges &&
-           std::ranges::equal(a.added, b.added, {}, &AddedToken::id, &AddedToken::id);
+    return a.tokens == b.tokens && a.merges == b.merges && a.added == b.added && a.end_of_text == b.end_of_text &&
+           a.prefix == b.prefix;
 }
 
 std::string decode(const Tokenizer& tokenizer, const int* tokens, int64_t count) {

@@ -2,11 +2,12 @@
 //
 // A text is split into pieces by GPT-2's pattern (unicode.h). A piece starts as its bytes. Then the pair of neighbours
 // with the earliest merge is joined, until no pair has a merge. Any bytes can be encoded, and decoding the tokens gives
-// the same bytes. encode() never yields an added token: "<|endoftext|>" in a text is ordinary text. encode_added()
-// does.
+// the same bytes. Added words stand for themselves. encode() never yields a special token: "<|endoftext|>" in a text is
+// ordinary text. encode_added() does.
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -39,12 +40,14 @@ struct PairRanks {
 // A token that stands for its text as a whole, before the text is split into pieces (Hugging Face's AddedToken).
 struct AddedToken {
     int id;
-    bool special = true;                  // left out of decoded text by Hugging Face
+    bool special = true;                  // a mark, not a word: left out of decoded text by Hugging Face
     bool lstrip = false, rstrip = false;  // takes the white space before it, after it
     bool normalized = false;              // searched after the others, in the text between them
 
     bool operator==(const AddedToken&) const = default;
 };
+
+using TokenizerFiles = std::map<std::string, std::string>;  // contents, by name
 
 struct Tokenizer {
     std::vector<std::string> tokens;  // by id: the token's bytes, or an added token's text
@@ -54,6 +57,8 @@ struct Tokenizer {
     int bos = -1, pad = -1;           // -1: none
     std::vector<int> prefix;          // put in front of every text, by the post_processor or add_bos_token
     std::string chat_template;        // in Jinja; "": none
+    int rows = MAX_VOCAB_SIZE;        // of the model's embedding: a text with an added token beyond it is refused
+    TokenizerFiles files;             // those that it was read from; empty: it was trained
     int byte_tokens[256] = {};
     PairRanks ranks;
 
@@ -61,25 +66,30 @@ struct Tokenizer {
 };
 
 // Loads tokenizer.json; or a pair of vocab.json (encoder.json) and merges.txt (vocab.bpe), either of which may be
-// named; or a directory that holds one of these. Refuses a tokenizer that is not byte-level BPE with GPT-2's pattern,
-// gaps in the ids, merges that use or make unknown tokens, added tokens that match single words only, and a
-// vocabulary without <|endoftext|>. EXIT_NO_INPUT, EXIT_BAD_DATA.
+// named; or a directory that holds one of these; with what transformers reads beside them: tokenizer_config.json,
+// special_tokens_map.json, added_tokens.json and chat templates. Refuses a tokenizer that is not byte-level BPE with
+// GPT-2's pattern, gaps in the ids, merges that use or make unknown tokens, added tokens that match single words only,
+// tokens that the post_processor puts behind a text, and a vocabulary without a token that ends documents.
+// EXIT_NO_INPUT, EXIT_BAD_DATA.
+//
+// Documents end with <|endoftext|>; in a vocabulary without it, with the eos_token of tokenizer_config.json or
+// special_tokens_map.json, the eos_token_id of config.json, or a token such as </s>.
 Tokenizer load_tokenizer(const std::string& path);
+// The same from the contents of such files and of config.json; `where` is named in errors.
+Tokenizer parse_tokenizer(TokenizerFiles files, const std::string& where);
 // Tokens and merges ("left right") as they are written in the files, in GPT-2's alphabet.
 std::vector<std::string> written_tokens(const Tokenizer& tokenizer);
 std::vector<std::string> written_merges(const Tokenizer& tokenizer);
-// Parse the contents of such files; `where` is named in errors.
-Tokenizer parse_tokenizer_json(const std::string& text, const std::string& where);
-// added: the content of added_tokens.json, which older versions of transformers write; "": none
-Tokenizer parse_vocab_and_merges(const std::string& vocab, const std::string& merges, const std::string& where,
-                                 const std::string& added = "");
-
-// Whether two tokenizers give every text the same tokens: tokens, merges and added tokens are equal.
+// Whether two tokenizers give every document the same tokens: tokens, merges, added tokens with their settings, the end
+// of documents and the prefix are equal.
 bool same_tokenizer(const Tokenizer& a, const Tokenizer& b);
 
 // Writes tokenizer.json, vocab.json, merges.txt, tokenizer_config.json and special_tokens_map.json, as transformers
-// reads them, into an existing directory; replaces files of these names.
+// reads them, into an existing directory; replaces files of these names. A file that the tokenizer was read from is
+// written as it was. model_max_length counts where there was no tokenizer_config.json.
 void save_tokenizer(const Tokenizer& tokenizer, const std::string& directory, int model_max_length);
+// Changes the model_max_length of a tokenizer_config.json that was read.
+void set_model_max_length(Tokenizer& tokenizer, int length);
 
 // A tokenizer's encoding state, one per thread. Keep an Encoder between calls: it caches the pieces seen before.
 struct Encoder {
@@ -98,15 +108,25 @@ struct Encoder {
     int cache_shift;
     std::vector<int> piece;  // scratch
 };
-// Appends the tokens of the text to out.
+// Appends the tokens of the text to out. Of added words that match at the same place the longest counts.
 void encode(Encoder& encoder, std::string_view text, std::vector<int>& out);
 std::vector<int> encode(const Tokenizer& tokenizer, std::string_view text);
 
-// As encode, but added tokens such as <|endoftext|> stand for themselves: the ids of Hugging Face's encode(). Of two
-// that match at the same place the longer one counts.
+// As encode, but special tokens such as <|endoftext|> stand for themselves, too: the ids of Hugging Face's encode()
+// with add_special_tokens=False.
 void encode_added(Encoder& encoder, std::string_view text, std::vector<int>& out);
 std::vector<int> encode_added(const Tokenizer& tokenizer, std::string_view text);
-int64_t count_added(const Tokenizer& tokenizer, std::string_view text);
+// The ids of Hugging Face's encode(): the prefix in front. For an empty text: document_start().
+std::vector<int> encode_prompt(const Tokenizer& tokenizer, std::string_view text);
+// The tokens before the text of a document: the end of the one before, and the prefix, if it begins with another token.
+std::vector<int> document_start(const Tokenizer& tokenizer);
+// The tokens that stand for nothing before a text: the prefix, or bos, or end_of_text.
+std::vector<int> text_start(const Tokenizer& tokenizer);
+// Adds the special tokens in the text to counts, by id.
+void count_special(const Tokenizer& tokenizer, std::string_view text, std::map<int, int64_t>& counts);
+
+// As last_safe_cut: the two parts have the tokens of the whole, by encode and by encode_added, whatever follows.
+size_t last_safe_cut(const Tokenizer& tokenizer, std::string_view text);
 
 // The bytes of the tokens. Refuses ids outside of the vocabulary.
 std::string decode(const Tokenizer& tokenizer, const int* tokens, int64_t count);

@@ -15,6 +15,8 @@ struct Char {
     int bytes;
     bool valid;
 };
+// Whether Python's str.isspace and \s in its re count the character: WHITE and U+001C to U+001F.
+inline bool is_python_space(const char* p, const Char& c) { return c.type == WHITE || (*p >= 0x1c && *p <= 0x1f); }
 Char char_at(const char* p, const char* end);        // p < end
 Char char_before(const char* begin, const char* p);  // begin < p; the result of char_at when reading from begin
 

@@ -135,9 +135,20 @@ static void check_model(const RunStart& start, const Options& o) {
     ENSURE(o.vocab_size == 0 || o.vocab_size == config.V || start.weights.empty(),
            "--vocab-size %d: %s has a vocabulary of %d; give that, or leave the option out", o.vocab_size,
            start.weights.c_str(), config.V);
-    ENSURE(!start.tokenizer || start.tokenizer->vocab_size() <= config.V,
+    if (!start.tokenizer) return;
+    const Tokenizer& tokenizer = *start.tokenizer;
+    const auto beyond = std::ranges::count_if(tokenizer.added, [&](const AddedToken& t) { return t.id >= config.V; });
+    ENSURE(tokenizer.vocab_size() - beyond <= config.V && tokenizer.end_of_text < config.V,
            "the tokenizer %s has %d tokens, but the model's vocabulary has %d; give the --tokenizer of the model",
-           start.tokenizer_path.c_str(), start.tokenizer->vocab_size(), config.V);
+           start.tokenizer_path.c_str(), tokenizer.vocab_size(), config.V);
+}
+
+// The tokenizer's added tokens beyond the model's embedding, such as one for padding, are kept, but no text may have
+// them. A tokenizer of other weights, or of none, gets the context of these.
+static void fit_tokenizer(RunStart& start) {
+    if (!start.tokenizer) return;
+    start.tokenizer->rows = start.config.V;
+    if (start.tokenizer_path != start.weights) set_model_max_length(*start.tokenizer, start.config.max_T);
 }
 
 // Refuses options whose shape differs from that of the resumed checkpoint.
@@ -195,6 +206,7 @@ RunStart find_training_start(const Options& o, const Comm& comm) {
         leave_out_other_tokenizer(start, o);
     }
     check_model(start, o);
+    fit_tokenizer(start);
     return start;
 }
 
@@ -208,6 +220,7 @@ RunStart find_trained_model(const Options& o, bool need_tokenizer, const Comm& c
     if (need_tokenizer && !start.tokenizer)
         fail(EXIT_NO_INPUT, "%s has no tokenizer; give one with --tokenizer", start.weights.c_str());
     check_model(start, o);
+    fit_tokenizer(start);
     return start;
 }
 
@@ -357,7 +370,7 @@ static void open_data(Run& run) {
     Options& o = run.options;
     const int T = run.batch.T;
     if (o.sample_every > 0 && run.start.tokenizer && !o.sample_prompt.empty())
-        check_prompt(encode_added(*run.start.tokenizer, o.sample_prompt), T, "--sample-prompt");
+        check_prompt(encode_prompt(*run.start.tokenizer, o.sample_prompt), T, "--sample-prompt");
     run.data.train = open_corpus(o.train_data, "--train-data", T);
     check_vocabulary(run.data.train, "--train-data", run.start, o);
     if (!o.val_data.empty() && o.val_every > 0) run.data.val = open_corpus(o.val_data, "--val-data", T);

@@ -141,16 +141,19 @@ static OptimizerConfig optimizer_config(const Options& o) {
     return {{float(o.beta1), float(o.beta2), float(o.eps), float(o.weight_decay), o.seed}, o.on_nan == "skip"};
 }
 
-// Mean bytes of the tokens that validation predicts. <|endoftext|> has none. Each rank reads a part of the windows.
+// Mean bytes of the tokens that validation predicts. What begins a document has none. Each rank reads a part of the
+// windows.
 static double bytes_per_token(const Run& run, int64_t windows) {
     const std::vector<std::string>& texts = run.start.tokenizer->tokens;
-    const int end_of_text = run.start.tokenizer->end_of_text, T = run.batch.T;
+    const std::vector<int> start = document_start(*run.start.tokenizer);
+    const int T = run.batch.T;
     std::vector<int> tokens(size_t(T) + 1);
     int64_t bytes = 0;
     for (int64_t w = run.groups.world.rank; w < windows; w += run.groups.world.world_size) {
         read_window(run.data.val, w, run.start.config.V, tokens.data());
         for (int t = 1; t <= T; t++)
-            if (tokens[t] != end_of_text && tokens[t] < int(texts.size())) bytes += int64_t(texts[tokens[t]].size());
+            if (std::ranges::count(start, tokens[t]) == 0 && tokens[t] < int(texts.size()))
+                bytes += int64_t(texts[tokens[t]].size());
     }
     double sum = 0.0;
     for (const std::string& count : run.groups.world.all_gather_text(std::to_string(bytes))) sum += std::stod(count);
@@ -352,8 +355,7 @@ void Trainer<floatX>::sample(int64_t step) {
     if (!together && !run.is_rank0()) return;
     const ProfileRange range("sample", step);
     const Tokenizer& tokenizer = *run.start.tokenizer;
-    std::vector<int> prompt = {tokenizer.end_of_text};
-    if (!o.sample_prompt.empty()) prompt = encode_added(tokenizer, o.sample_prompt);
+    const std::vector<int> prompt = encode_prompt(tokenizer, o.sample_prompt);
     Sampler sampler;
     sampler.seed = o.seed;
     sampler.vocab_size = tokenizer.vocab_size();

@@ -89,7 +89,7 @@ def test_tokenize_counts_special_tokens_and_takes_them_as_tokens_on_request(data
         return result.out, [int.from_bytes(shard[i:i + 2], "little") for i in range(0, len(shard), 2)]
 
     said, tokens = tokenize()
-    assert "occurs 2 times: taken as text" in said and tokens.count(299) == 1
+    assert "the special token <|endoftext|> occurs 2 times: taken as text" in said and tokens.count(299) == 1
     said, tokens = tokenize("--special-tokens")
     assert "occurs 2 times: taken as that token" in said and tokens.count(299) == 3
 

@@ -11,6 +11,7 @@
 #include <variant>
 
 #include "base/files.h"
+#include "support/refusal.h"
 #include "support/skip.h"
 #include "support/small_tokenizer.h"
 #include "support/temporary.h"
@@ -183,7 +184,43 @@ TEST_CASE("added tokens stand for themselves in a prompt, the longest first, and
     CHECK(encode_added(tokenizer, "x <r> \n y") == with_text({"x ", R, "y"}));
     CHECK(encode_added(tokenizer, "<r> <l> <l>") == with_text({R, L, L}));
     CHECK(encode_added(tokenizer, "new<a> renewed") == with_text({N, A, " re", N, "ed"}));
-    CHECK(count_added(tokenizer, "new<a> renewed") == 3);
+    std::map<int, int64_t> counts;
+    count_special(tokenizer, "new<a> renewed<a><b>", counts);
+    CHECK(counts == std::map<int, int64_t>{{A, 1}, {AB, 1}});
+    CHECK(encode(tokenizer, "new<a>") == with_text({N, "<a>"}));  // special ones stay text
+    tokenizer.rows = N;
+    CHECK(refusal([&] { encode(tokenizer, "a new"); }) ==
+          format("65 the text has \"new\", which is token %d, but the model has only %d", N, N));
+}
+
+TEST_CASE("text split at the tokenizer's last_safe_cut has the tokens of the whole, wherever added tokens are") {
+    Tokenizer tokenizer = small_tokenizer();
+    const Strings contents = {"New York", "York City", " x ", "<r>", "<l>", "<nr>", "a b c", "b  "};
+    for (size_t i = 0; i < contents.size(); i++) {
+        const std::string& content = contents[i];
+        tokenizer.added.push_back(
+            {tokenizer.vocab_size(), i % 3 == 0, content == "<l>", content.ends_with("r>"), i % 2 == 0});
+        tokenizer.tokens.push_back(content);
+    }
+    const Strings parts = {"New York", " City", "York", "New", " ", "  ", "\n", "x",
+                           "<r>",      "<l>",   "<nr>", "a b", "b", "c",  "é"};
+    int cuts = 0;
+    for (uint64_t seed = 0; seed < 4000; seed++) {
+        std::string text;
+        for (uint64_t i = 0; i < 14; i++) text += parts[Philox{seed, 3}(i)[0] % parts.size()];
+        const size_t cut = last_safe_cut(tokenizer, text);
+        cuts += cut > 0;
+        for (const std::string more : {"", "rk City", "x ", " <l>", "c"})
+            for (const bool special : {false, true}) {
+                const auto tokens = [&](const std::string& t) {
+                    return special ? encode_added(tokenizer, t) : encode(tokenizer, t);
+                };
+                std::vector<int> both = tokens(text.substr(0, cut));
+                for (const int token : tokens(text.substr(cut) + more)) both.push_back(token);
+                REQUIRE(both == tokens(text + more));
+            }
+    }
+    CHECK(cuts > 1000);
 }
 
 // A quadratic algorithm would take minutes.
