@@ -3,8 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
-#include <sstream>
 
 #include "base/print.h"
 #include "base/files.h"
@@ -88,18 +86,20 @@ static void eval_tasks(const Options& o, Comm& comm, const Groups& groups, const
     for (const std::string& line : table_lines(table)) print_stdout(line + "\n");
 }
 
-// --text: the text as one document, after <|endoftext|>.
+// --text: the text as one document, after text_start().
 template <class floatX>
 static void eval_text(const Options& o, Comm& comm, const Groups& groups, const RunStart& source, int T) {
     const std::string text = read_file(o.text, int64_t(1) << 31);
-    std::istringstream stream(text);
-    const double words = double(std::distance(std::istream_iterator<std::string>(stream), {}));
-    std::vector<int> tokens = {source.tokenizer->end_of_text};
+    const double words = double(count_words(text));
+    std::vector<int> tokens = text_start(*source.tokenizer);
+    const int64_t start = int64_t(tokens.size());
     Encoder encoder(*source.tokenizer);
-    encode(encoder, text, tokens);
-    ENSURE(words > 0, "--text %s has no words", o.text.c_str());
+    encode_added(encoder, text, tokens);
+    ENSURE(!text.empty(), "--text %s has no text", o.text.c_str());
     ENSURE(o.stride <= T, "--stride %d is more than the %d tokens of a window; give that or less", o.stride, T);
-    const std::vector<Sequence> windows = text_windows(tokens, T, o.stride ? o.stride : T);
+    std::vector<Sequence> windows = text_windows(tokens, T, o.stride ? o.stride : T);
+    windows[0].scored = std::min(int(start), int(windows[0].tokens.size()));
+    windows[0].compared = windows[0].scored;
     std::vector<const Sequence*> sequences;
     for (const Sequence& window : windows) sequences.push_back(&window);
     const std::vector<Scored> parts = {{o.text, sequences, false}};
@@ -107,7 +107,7 @@ static void eval_text(const Options& o, Comm& comm, const Groups& groups, const 
     double loss = 0.0;
     for (const Score& s : scores[0]) loss -= s.logprob;
     if (comm.rank != 0) return;
-    const int64_t count = int64_t(tokens.size()) - 1;
+    const int64_t count = int64_t(tokens.size()) - start;
     print_stdout(format("%s on %s: %.6f bits per byte, word perplexity %.4f, loss %.6f nats per token, over %s\n",
                         message_text(source.weights).c_str(), message_text(o.text).c_str(),
                         loss / double(text.size()) / std::log(2.0), std::exp(loss / words), loss / double(count),

@@ -119,7 +119,7 @@ static void score_batch(GPT2<floatX>& model, const std::vector<const Sequence*>&
     for (int b = 0; b < B; b++) {
         const Sequence& s = *sequences[batch[size_t(b)]];
         const auto sum = [&](int from) {
-            return -std::accumulate(losses.begin() + b * T + from - 1, losses.begin() + b * T + inputs_of(s), 0.0);
+            return 0.0 - std::accumulate(losses.begin() + b * T + from - 1, losses.begin() + b * T + inputs_of(s), 0.0);
         };
         const bool likeliest = greedy && is_greedy(model, s, losses.data() + b * T, b * T);
         out.push_back({sum(s.scored), sum(s.compared), double(likeliest)});

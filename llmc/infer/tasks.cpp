@@ -46,12 +46,44 @@ static int common_length(const Tokens& a, const Tokens& b) {
     return int(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
 }
 
+static size_t size_without_white_end(const std::string& text) {
+    for (const char *p = text.data() + text.size(), *before; p > text.data(); p = before) {
+        const Char last = char_before(text.data(), p);
+        before = p - last.bytes;
+        if (!is_python_space(before, last)) return size_t(p - text.data());
+    }
+    return 0;
+}
+
+int64_t count_words(std::string_view text) {
+    const char* const end = text.data() + text.size();
+    int64_t words = 1;
+    bool in_space = false;
+    for (const char* p = text.data(); p < end;) {
+        const Char c = char_at(p, end);
+        words += !in_space && is_python_space(p, c);
+        in_space = is_python_space(p, c);
+        p += c.bytes;
+    }
+    return words;
+}
+
+// The context's tokens are those that it has alone, as in lm-eval. If it has as many or more, the continuation has
+// merged into them, and the tokens after their common start are scored.
 static Sequence make_sequence(Encoder& encoder, const std::string& context, const std::string& continuation) {
+    const Tokenizer& tokenizer = encoder.tokenizer;
     Sequence s;
     std::vector<int> before;
-    encode(encoder, context + continuation, s.tokens);
-    encode(encoder, std::string_view(context).substr(0, context.find_last_not_of(" \t\n\r\v\f") + 1), before);
-    s.scored = s.compared = common_length(before, s.tokens);
+    encode_added(encoder, context + continuation, s.tokens);
+    encode_added(encoder, std::string_view(context).substr(0, size_without_white_end(context)), before);
+    s.scored = int(before.size() < s.tokens.size() ? before.size() : size_t(common_length(before, s.tokens)));
+    if (s.tokens.empty() || s.tokens[0] != text_start(tokenizer)[0]) {
+        const std::vector<int>& start =
+            s.scored == 0 || s.tokens.size() == 1 ? text_start(tokenizer) : tokenizer.prefix;
+        s.tokens.insert(s.tokens.begin(), start.begin(), start.end());
+        s.scored += int(start.size());
+    }
+    s.scored = s.compared = std::max(1, s.scored);
     return s;
 }
 
@@ -89,7 +121,7 @@ static TaskRow read_row(const json& row, Encoder& encoder, const std::string& wh
             make_sequence(encoder, contexts[i % contexts.size()], delimiter.get<std::string>() + continuation));
         Sequence& s = out.choices.back();
         s.bytes = int64_t(continuation.size());
-        check(s.scored < int(s.tokens.size()), where, "a continuation has no tokens");
+        check(s.tokens.size() > 1, where, "a context and its continuation have no tokens");
     }
     const size_t choices = out.choices.size();
     if (choices == 1) return out;
@@ -171,11 +203,12 @@ static std::vector<TaskRow> read_lines(const std::string& text, Encoder& encoder
     return rows;
 }
 
-// Puts <|endoftext|> in front, and leaves the newest T + 1 tokens. Returns whether the row lost tokens.
+// Puts end_of_text in front, if asked for, and leaves the newest T + 1 tokens. Returns whether the row lost tokens.
 static bool fit(TaskRow& row, int end_of_text, bool prepend_eot, int T) {
     bool cut = false;
     for (Sequence& s : row.choices) {
-        const int added = prepend_eot || s.scored == 0, lost = std::max(0, int(s.tokens.size()) + added - T - 1);
+        const int added = prepend_eot && s.tokens[0] != end_of_text,
+                  lost = std::max(0, int(s.tokens.size()) + added - T - 1);
         if (added) s.tokens.insert(s.tokens.begin(), end_of_text);
         s.tokens.erase(s.tokens.begin(), s.tokens.begin() + lost);
         s.scored = std::max(1, s.scored + added - lost);
@@ -223,7 +256,7 @@ std::vector<Sequence> text_windows(const std::vector<int>& tokens, int T, int st
 
 static double by_sum(const Sequence&, const Score& score) { return score.logprob; }
 static double by_token(const Sequence& s, const Score& score) {
-    return score.compared / double(int64_t(s.tokens.size()) - s.compared);
+    return score.compared / double(std::max<int64_t>(1, int64_t(s.tokens.size()) - s.compared));
 }
 static double by_byte(const Sequence& s, const Score& score) {
     return score.logprob / double(std::max<int64_t>(1, s.bytes));

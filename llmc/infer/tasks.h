@@ -29,13 +29,17 @@ struct Task {
 };
 
 // Reads tasks from files whose names have a comma or a line end between them. Sequences keep their newest T + 1 tokens.
-// <|endoftext|> is in front of each row with prepend_eot, and of rows without a context. Refuses (EXIT_BAD_DATA, with
-// file and line) a row that is of no such shape, and a file with rows of one continuation and rows with choices.
+// end_of_text is in front of each row with prepend_eot, text_start() in front of rows without a context, and the
+// tokenizer's prefix in front of the others. Refuses (EXIT_BAD_DATA, with file and line) a row that is of no such
+// shape, and a file with rows of one continuation and rows with choices.
 //
-// Sequence::scored is the first token after the context without its white end, as in lm-eval. Sequence::compared is the
+// Sequence::scored is the first token after the context without its white end, as in lm-eval; the number of tokens for
+// an empty continuation. Sequence::compared is the
 // first token in which the choices differ, or that starts the common end of context_options, as in CORE; for
 // HellaSwag's shapes it is `scored`, as in llm.c.
 std::vector<Task> read_tasks(const std::string& files, const Tokenizer& tokenizer, bool prepend_eot, int T);
+// The words of word perplexity: len(re.split(r"\s+", text)), as in lm-eval.
+int64_t count_words(std::string_view text);
 // Windows over the tokens of a text, the first of which is only context. Each scores `stride` tokens (1 to T), the
 // first up to T, after as much context as fits.
 std::vector<Sequence> text_windows(const std::vector<int>& tokens, int T, int stride);

@@ -7,11 +7,15 @@
 #include <cmath>
 #include <cstring>
 
+#include <nlohmann/json.hpp>
+
+#include "base/json.h"
 #include "base/random.h"
 #include "support/refusal.h"
 #include "support/small_tokenizer.h"
 #include "support/temporary.h"
 
+using nlohmann::json;
 using Tokens = std::vector<int>;
 
 static Tokens tokens_of(const std::string& text) { return encode(small_tokenizer(), text); }
@@ -34,6 +38,53 @@ TEST_CASE("a continuation is scored after the context without its white end, beh
     CHECK(task.rows[0].choices[0].tokens == tokens_of("a good fortune \n must be"));
     CHECK(part(task.rows[0].choices[0], task.rows[0].choices[0].scored) == tokens_of(" \n must be"));
     CHECK(part(task.rows[1].choices[0], task.rows[1].choices[0].scored) == tokens_of("\nis"));
+}
+
+TEST_CASE("white space, words and what has no tokens of its own are counted as in lm-eval, by Python's str.isspace") {
+    for (const std::string white : {"\u00a0", "\u3000", "\u0085", "\x1c", " \x1f\u2028"}) {
+        const json row = {{"context", "This" + white}, {"continuation", "man"}, {"delimiter", ""}};
+        const Sequence s = read(json_text(row)).rows[0].choices[0];
+        CHECK(part(s, s.scored) == part({tokens_of("This" + white + "man"), 0, 0, 0}, int(tokens_of("This").size())));
+    }
+    CHECK(count_words("") == 1);
+    CHECK(count_words("one") == 1);
+    CHECK(count_words(" one\x1c\u3000two \n") == 4);  // with the empty strings at both ends
+    const int end = small_tokenizer().end_of_text;
+    const auto sequence = [&](const char* row) { return read(row).rows[0].choices[0]; };
+    const Sequence white = sequence(R"({"context": " \n", "continuation": "a"})");
+    CHECK((white.tokens[0] == end && white.scored == 1));
+    const Sequence empty = sequence(R"({"context": "a", "continuation": "", "delimiter": ""})");
+    CHECK(empty.scored == int(empty.tokens.size()));
+    const Sequence merged = sequence(R"({"context": "t", "continuation": "he", "delimiter": ""})");
+    CHECK(merged.tokens.size() == 2);  // one token after <|endoftext|>
+    CHECK(merged.scored == 1);
+}
+
+TEST_CASE("added tokens of a row stand for themselves, after the tokenizer's prefix") {
+    Tokenizer tokenizer = small_tokenizer();
+    const int SEP = tokenizer.vocab_size(), BOS = SEP + 1, end = tokenizer.end_of_text;
+    for (const char* content : {"<sep>", "<s>"}) {
+        tokenizer.added.push_back({tokenizer.vocab_size()});
+        tokenizer.tokens.push_back(content);
+    }
+    const auto tokens = [&](const std::string& row, bool prepend_eot = false) {
+        const TemporaryDirectory dir;
+        write_bytes(dir / "t", row);
+        return read_tasks(dir / "t", tokenizer, prepend_eot, 100)[0].rows[0].choices[0].tokens;
+    };
+    const auto text = [&](Tokens before, const char* after) {
+        for (const int token : tokens_of(after)) before.push_back(token);
+        return before;
+    };
+    const char* const row = R"({"context": "<sep>", "continuation": "A"})";
+    CHECK(tokens(row) == text({SEP}, " A"));
+    tokenizer.bos = BOS;
+    CHECK(tokens(row) == text({SEP}, " A"));
+    CHECK(tokens(R"({"context": "", "continuation": "A"})") == text({BOS}, " A"));
+    tokenizer.prefix = {BOS};
+    CHECK(tokens(row) == text({BOS, SEP}, " A"));
+    CHECK(tokens(row, true) == text({end, BOS, SEP}, " A"));
+    CHECK(tokens(R"({"context": "<s>x", "continuation": "A"})") == text({BOS}, "x A"));  // not twice
 }
 
 TEST_CASE("acc_mean compares the part in which choices differ, and HellaSwag's whole endings") {
@@ -103,7 +154,8 @@ TEST_CASE("bad rows are refused with file, line and reason") {
         {R"({"query": "q", "choices": ["a", "b"]})", "\"gold\" is null"},
         {R"({"query": ["q", "r"], "choices": ["a", "b"], "gold": 0})", "has lists of contexts and of continuations"},
         {R"({"context": "q", "continuation": "a", "delimiter": 1})", "\"delimiter\" must be a text"},
-        {R"({"context": "q", "continuation": "", "delimiter": ""})", "jsonl:1: a continuation has no tokens"},
+        {R"({"context": "", "continuation": "", "delimiter": ""})",
+         "jsonl:1: a context and its continuation have no tokens"},
         {good + R"({"context": "q", "continuation": "a"})",
          "jsonl:2: has one continuation, or choices, unlike the rows before"},
         {"\n \n", "jsonl: has no rows"}};
