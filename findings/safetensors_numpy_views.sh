@@ -4,7 +4,7 @@
 # Guess: save() of safetensors.numpy makes a view contiguous, as 0.7.0 does, or refuses it, as safetensors.torch does.
 # Behaviour: 0.8.0 writes the bytes of the view's memory from its first element on, under the view's shape. A transposed
 # array, an array in Fortran's order and a slice of columns load with their elements at other places, without an error.
-# np.ascontiguousarray before save() avoids it. GPT-2's files are made of transposed matrices, so a converter meets this.
+# np.ascontiguousarray before save() avoids it. Converters of GPT-2's weights save transposed matrices.
 # Versions: safetensors 0.8.0 and 0.7.0, numpy 2.3.5, Python 3.11.
 # Output seen: that of `want` below. Exit code 1 if it has changed.
 set -euo pipefail
