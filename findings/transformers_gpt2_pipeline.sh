@@ -4,9 +4,9 @@
 # Guess: AutoTokenizer gives a text the tokens that tokenizers.Tokenizer gives it from the same tokenizer.json, as in
 # transformers 4.
 # Behaviour: 5.24 takes only vocabulary and merges of the file if config.json says gpt2, and puts GPT-2's pipeline
-# beside them. A model trained with single digits gets its numbers merged, and one trained on lower
-# case gets capitals, without a warning. "tokenizer_class": "PreTrainedTokenizerFast" in tokenizer_config.json makes 5.24
-# obey the file; "GPT2Tokenizer", "GPT2TokenizerFast" or no tokenizer_config.json do not.
+# beside them. A model trained with single digits gets its numbers merged, and one trained on lower case gets capitals,
+# without a warning. "tokenizer_class": "PreTrainedTokenizerFast" in tokenizer_config.json makes 5.24 obey the file;
+# "GPT2Tokenizer", "GPT2TokenizerFast" or no tokenizer_config.json do not.
 # Versions: transformers 5.24.0 and 4.57.6, tokenizers as they require it, Python 3.11.
 # Output seen: that of `want` below. Exit code 1 if it has changed.
 set -euo pipefail

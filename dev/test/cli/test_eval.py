@@ -85,7 +85,8 @@ def test_a_text_is_scored_like_the_same_text_as_a_row_and_counts_its_words_and_b
     found = re.search(r": (\S+) bits per byte, word perplexity (\S+), loss (\S+) nats .*, over (\d+) tokens", out)
     loss, words = -row["logprobs"][0], len(re.split(r"\s+", text))
     assert row["tokens"] == [int(found[4])]
-    for printed, value in zip(found.groups(), (loss / 27 / math.log(2), math.exp(loss / words), loss / row["tokens"][0])):
+    values = loss / 27 / math.log(2), math.exp(loss / words), loss / row["tokens"][0]
+    for printed, value in zip(found.groups(), values):
         assert abs(float(printed) / value - 1) < 1e-5
 
 
