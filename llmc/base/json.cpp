@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/common.h"
+#include "base/content.h"
 #include "base/files.h"
 
 using nlohmann::json;
@@ -25,6 +26,8 @@ json parse_json(const std::string& text, const std::string& where, const char* i
     try {
         return json::parse(text, check_depth);
     } catch (const json::parse_error& error) {
+        if (const ForeignContent* other = foreign_content(std::string_view(text).substr(0, 512)))
+            fail(EXIT_BAD_DATA, "%s: is %s, not JSON; %s", where.c_str(), other->what, other->remedy);
         if (error.byte > text.size())
             fail(EXIT_BAD_DATA, "%s: is not valid JSON: it ends in the middle of a value, after %zu bytes%s",
                  where.c_str(), text.size(), if_cut_short);

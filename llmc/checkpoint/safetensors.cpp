@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 
+#include "base/content.h"
 #include "base/dtype.h"
 #include "base/json.h"
 
@@ -71,7 +72,7 @@ static TensorInfo read_tensor_info(const std::string& name, const json& entry, c
 
 static Metadata read_metadata(const json& entry, const std::string& path) {
     try {
-        return entry.get<Metadata>();
+        return entry.is_null() ? Metadata() : entry.get<Metadata>();
     } catch (const json::exception&) {
         fail(EXIT_BAD_DATA, "%s: its header: __metadata__ must be an object of strings", path.c_str());
     }
@@ -101,6 +102,18 @@ static void check_tensors(std::vector<TensorInfo>& tensors, const std::string& p
              path.c_str(), with_commas(at).c_str(), with_commas(data_bytes).c_str());
 }
 
+// Refuses a file of another format by its name. A pickle, or the zip archive of one, is a PyTorch file that was
+// renamed.
+static void refuse_foreign(const InputFile& file) {
+    std::string start(size_t(std::min<int64_t>(file.size, 512)), '\0');
+    file.read_at(start.data(), 0, int64_t(start.size()));
+    const ForeignContent* other = foreign_content(start);
+    const bool pickle = start.starts_with("PK") || start.starts_with("\x80");
+    if (other)
+        fail(EXIT_BAD_DATA, "%s: is %s, not a safetensors file; %s", file.path.c_str(), other->what,
+             pickle ? "convert it by save_pretrained() of transformers" : other->remedy);
+}
+
 Safetensors open_safetensors(const std::string& path) {
     Safetensors out;
     out.path = path;
@@ -108,10 +121,12 @@ Safetensors open_safetensors(const std::string& path) {
     uint64_t header_bytes = 0;
     if (file.size < 8) fail(EXIT_BAD_DATA, "%s: has %d bytes, too few for a header", path.c_str(), int(file.size));
     file.read_at(&header_bytes, 0, 8);
-    if (header_bytes > uint64_t(std::min(max_header_bytes, file.size - 8)))
+    if (header_bytes > uint64_t(std::min(max_header_bytes, file.size - 8))) {
+        refuse_foreign(file);
         fail(EXIT_BAD_DATA,
              "%s: a header of %llu bytes cannot be in a file of %lld; not a safetensors file, or damaged", path.c_str(),
              static_cast<unsigned long long>(header_bytes), static_cast<long long>(file.size));
+    }
     std::string header(header_bytes, '\0');
     file.read_at(header.data(), 8, int64_t(header_bytes));
     std::vector<TensorInfo> tensors;

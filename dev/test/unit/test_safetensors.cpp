@@ -126,6 +126,7 @@ TEST_CASE("every header that the reference implementation accepts is accepted") 
         // Header and bytes of data.
         {"{}      ", 0},
         {R"({"__metadata__":{}})", 0},
+        {R"({"__metadata__":null})", 0},
         {a_tensor(f32, "[]", "[0,4]"), 4},
         {a_tensor(f32, "[0,3]", "[0,0]"), 0},
         {a_tensor(R"("F4")", "[4]", "[0,2]"), 2},
