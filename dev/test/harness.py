@@ -7,10 +7,12 @@ seconds only end a test that hangs.
 
 import functools
 import json
+import math
 import os
 import shlex
 import shutil
 import signal
+import struct
 import subprocess
 import time
 from pathlib import Path
@@ -209,6 +211,16 @@ def wait_until(condition, what, limit=LIMIT):
     while not condition():
         assert time.monotonic() < end, f"waited {limit} s for {what}"
         time.sleep(0.02)
+
+
+def read_weights(folder):
+    """Returns the shape and the floats of each tensor of model.safetensors."""
+    content = (folder / "model.safetensors").read_bytes()
+    begin = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:begin])
+    header.pop("__metadata__")
+    return {name: (info["shape"], struct.unpack(f"<{math.prod(info['shape'])}f", content[begin:][slice(
+        *info["data_offsets"])])) for name, info in header.items()}
 
 
 class Run:

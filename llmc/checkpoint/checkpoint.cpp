@@ -117,7 +117,8 @@ static std::string state_json(const TrainerState& state, const std::map<std::str
 static void write_files(const std::string& dir, const SaveOptions& options, const ParamLayout& layout,
                         const TensorView& view, const TrainerState& state) {
     const bool bf16_weights = options.format.bf16_weights;
-    const HFConfig config = {layout.config, options.end_of_text};
+    HFConfig config = options.config;
+    config.model = layout.config;
     const Metadata metadata = state_metadata(state);
     std::map<std::string, FileSum> files;
     const auto text = [&](const char* name, const std::string& content) {
@@ -127,7 +128,7 @@ static void write_files(const std::string& dir, const SaveOptions& options, cons
         files[name] = write_tensors(dir + "/" + name, layout, groups, dtype, view, metadata);
     };
     text("config.json", hf_config_json(config, bf16_weights ? "bfloat16" : "float32"));
-    text("generation_config.json", hf_generation_config_json(config));
+    if (!config.generation.empty()) text("generation_config.json", config.generation);
     tensors("model.safetensors", model_groups, bf16_weights ? "BF16" : "F32");
     tensors("optimizer.safetensors", optimizer_groups(options.format), "F32");
     if (options.write_tokenizer) options.write_tokenizer(dir);

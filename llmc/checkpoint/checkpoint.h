@@ -55,7 +55,7 @@ struct SaveOptions {
     std::string output;  // the OUTPUT directory, created if missing
     KeepRules keep;
     CheckpointFormat format;
-    int end_of_text = 50256;                                      // id of <|endoftext|>, for config.json
+    HFConfig config;                                              // of the weights that the run started from
     std::function<void(const std::string& dir)> write_tokenizer;  // writes the tokenizer's files into dir; may be empty
     std::string model_card;                                       // README.md; empty: there is none
     // Prints what could not be done after the checkpoint was saved, and which directories were renamed; may be empty.

@@ -123,6 +123,7 @@ struct Bytes {
     static constexpr uint32_t type = std::is_same_v<T, uint32_t>  ? 4
                                      : std::is_same_v<T, int32_t> ? 5
                                      : std::is_same_v<T, float>   ? 6
+                                     : std::is_same_v<T, bool>    ? 7
                                                                   : 8;
     template <class T>
     void add(const std::string& key, const T& value) {
@@ -153,8 +154,11 @@ void add_metadata(Bytes& out, const std::string& name, const GPT2Config& config,
     out.add("tokenizer.ggml.tokens", vocabulary.tokens);
     out.add("tokenizer.ggml.token_type", vocabulary.types);
     out.add("tokenizer.ggml.merges", vocabulary.merges);
-    out.add("tokenizer.ggml.bos_token_id", uint32_t(vocabulary.end_of_text));
-    out.add("tokenizer.ggml.eos_token_id", uint32_t(vocabulary.end_of_text));
+    out.add("tokenizer.ggml.bos_token_id", uint32_t(vocabulary.bos));
+    out.add("tokenizer.ggml.eos_token_id", uint32_t(vocabulary.eos));
+    if (vocabulary.pad >= 0) out.add("tokenizer.ggml.padding_token_id", uint32_t(vocabulary.pad));
+    if (vocabulary.add_bos) out.add("tokenizer.ggml.add_bos_token", true);
+    if (!vocabulary.chat_template.empty()) out.add("tokenizer.chat_template", vocabulary.chat_template);
 }
 
 // Magic, version, counts, keys and values, then the tensors' names, shapes, types and offsets.

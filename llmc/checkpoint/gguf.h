@@ -13,7 +13,9 @@ struct GGUFVocabulary {
     std::vector<std::string> tokens;  // by id, in GPT-2's alphabet of bytes; config.V tokens
     std::vector<int32_t> types;       // Type of each token
     std::vector<std::string> merges;  // "left right", by rank
-    int end_of_text = 0;
+    int bos = 0, eos = 0, pad = -1;   // -1: none
+    bool add_bos = false;             // bos is put in front of every text
+    std::string chat_template;        // "": none
 };
 
 // Writes the weights that load_weights reads to `path`, or throws and leaves no file; returns "28 tensors" and how many

@@ -14,7 +14,6 @@
 #include "base/json.h"
 
 using nlohmann::json;
-using nlohmann::ordered_json;
 
 // ---- config.json
 
@@ -74,6 +73,17 @@ static void check_supported(const ConfigReader& config, int C) {
     config.require("add_cross_attention", false, "false: cross attention is not supported");
 }
 
+// Returns the ids of a key, a number or a list. null and the negative ids of some programs mean none.
+static std::vector<int> read_ids(const ConfigReader& reader, const char* key) {
+    const json* value = reader.find(key);
+    std::vector<int> ids;
+    for (const json& id : !value ? json::array() : value->is_array() ? *value : json::array({*value})) {
+        if (!id.is_number_integer()) reader.wrong(key, "an integer or a list of integers");
+        if (id >= 0 && id <= std::numeric_limits<int>::max()) ids.push_back(id.get<int>());
+    }
+    return ids;
+}
+
 HFConfig parse_hf_config(const std::string& text, const std::string& path) {
     const json object = parse_json_object(text, path);
     const ConfigReader reader{object, path};
@@ -84,9 +94,11 @@ HFConfig parse_hf_config(const std::string& text, const std::string& path) {
     model.C = reader.integer("n_embd", "hidden_size", 768);
     model.L = reader.integer("n_layer", "num_hidden_layers", 12);
     model.NH = reader.integer("n_head", "num_attention_heads", 12);
-    const bool has_end = !object.contains("eos_token_id") || reader.find("eos_token_id");
-    config.end_of_text = has_end ? reader.integer("eos_token_id", nullptr, 50256) : model.V;
+    config.eos = object.contains("eos_token_id") ? read_ids(reader, "eos_token_id") : std::vector<int>{50256};
+    for (const int id : read_ids(reader, "bos_token_id")) config.bos = id;
+    for (const int id : read_ids(reader, "pad_token_id")) config.pad = id;
     config.tied = reader.boolean("tie_word_embeddings", true);
+    config.text = text;
     check_supported(reader, model.C);
     if (model.NH > 0 && model.C % model.NH != 0)
         fail(EXIT_BAD_DATA, "%s: \"n_head\" %d does not divide \"n_embd\" %d; set both as the model was trained",
@@ -99,44 +111,54 @@ HFConfig parse_hf_config(const std::string& text, const std::string& path) {
     return config;
 }
 
-// The id of <|endoftext|>; null if it is outside of the vocabulary, because its id is then unknown.
-static ordered_json end_of_text_json(const HFConfig& config) {
-    return config.end_of_text >= config.model.V ? ordered_json() : ordered_json(config.end_of_text);
+void set_tokens(HFConfig& config, int eos, int bos, int pad) {
+    const auto id = [](int token) { return token < 0 ? json() : json(token); };
+    config.eos.assign(eos < 0 ? 0 : 1, eos);
+    config.bos = bos < 0 ? eos : bos, config.pad = pad;
+    for (std::string* text : {&config.text, &config.generation}) {
+        if (text->empty()) continue;
+        json object = parse_json_object(*text, "the configuration");
+        object["eos_token_id"] = id(eos), object["bos_token_id"] = id(config.bos);
+        object.erase("pad_token_id");
+        if (pad >= 0) object["pad_token_id"] = pad;
+        *text = object.dump(2) + "\n";
+    }
 }
 
-// Dropouts are 0, as in this program's training, so that fine-tuning elsewhere continues the same model.
+// Dropouts are 0, as in this program's training, so that training elsewhere continues the same model.
+HFConfig new_hf_config(const GPT2Config& model) {
+    const json object = {{"n_inner", nullptr},
+                         {"activation_function", "gelu_new"},
+                         {"layer_norm_epsilon", 1e-05},
+                         {"initializer_range", 0.02},
+                         {"resid_pdrop", 0.0},
+                         {"embd_pdrop", 0.0},
+                         {"attn_pdrop", 0.0},
+                         {"scale_attn_weights", true},
+                         {"scale_attn_by_inverse_layer_idx", false},
+                         {"reorder_and_upcast_attn", false},
+                         {"use_cache", true}};
+    HFConfig config = {model, {}, -1, -1, true, json_text(object), "{}"};
+    set_tokens(config, model.V > 50256 ? 50256 : -1, -1, -1);
+    return config;
+}
+
 std::string hf_config_json(const HFConfig& config, const std::string& torch_dtype) {
     const GPT2Config& model = config.model;
-    const ordered_json end_of_text = end_of_text_json(config);
-    const ordered_json out = {{"architectures", ordered_json::array({"GPT2LMHeadModel"})},
-                              {"model_type", "gpt2"},
-                              {"vocab_size", model.V},
-                              {"n_positions", model.max_T},
-                              {"n_ctx", model.max_T},
-                              {"n_embd", model.C},
-                              {"n_layer", model.L},
-                              {"n_head", model.NH},
-                              {"n_inner", nullptr},
-                              {"activation_function", "gelu_new"},
-                              {"layer_norm_epsilon", 1e-05},
-                              {"initializer_range", 0.02},
-                              {"resid_pdrop", 0.0},
-                              {"embd_pdrop", 0.0},
-                              {"attn_pdrop", 0.0},
-                              {"scale_attn_weights", true},
-                              {"scale_attn_by_inverse_layer_idx", false},
-                              {"reorder_and_upcast_attn", false},
-                              {"bos_token_id", end_of_text},
-                              {"eos_token_id", end_of_text},
-                              {"use_cache", true},
-                              {"tie_word_embeddings", true},
-                              {"torch_dtype", torch_dtype}};
+    json out = parse_json_object(config.text, "config.json");
+    // What is true only of the files that it was read from; "dtype" is the newer name of "torch_dtype".
+    for (const char* key : {"dtype", "transformers_version", "quantization_config", "auto_map"}) out.erase(key);
+    out.update({{"architectures", json::array({"GPT2LMHeadModel"})},
+                {"model_type", "gpt2"},
+                {"vocab_size", model.V},
+                {"n_positions", model.max_T},
+                {"n_ctx", model.max_T},
+                {"n_embd", model.C},
+                {"n_layer", model.L},
+                {"n_head", model.NH},
+                {"tie_word_embeddings", true},
+                {"torch_dtype", torch_dtype}});
     return out.dump(2) + "\n";
-}
-
-std::string hf_generation_config_json(const HFConfig& config) {
-    const ordered_json end_of_text = end_of_text_json(config);
-    return ordered_json({{"bos_token_id", end_of_text}, {"eos_token_id", end_of_text}}).dump(2) + "\n";
 }
 
 // ---- tensors
@@ -358,9 +380,15 @@ static void load_llmc_weights(const std::string& path, const ParamLayout& layout
 // ---- a directory
 
 HFConfig read_hf_config(const std::string& dir) {
-    if (is_llmc_model(dir)) return {.model = open_llmc(dir).config};
-    const std::string path = dir + "/config.json";
-    return parse_hf_config(read_file(path, 1 << 20), path);
+    constexpr int64_t max_bytes = 1 << 20;
+    if (is_llmc_model(dir)) return new_hf_config(open_llmc(dir).config);
+    const std::string path = dir + "/config.json", generation = dir + "/generation_config.json";
+    HFConfig config = parse_hf_config(read_file(path, max_bytes), path);
+    if (!path_exists(generation)) return config;
+    config.generation = read_file(generation, max_bytes);
+    const json object = parse_json_object(config.generation, generation);
+    for (const int id : read_ids({object, generation}, "eos_token_id")) config.eos.push_back(id);
+    return config;
 }
 
 static Safetensors open_model(const std::string& dir) {

@@ -13,20 +13,28 @@
 
 struct HFConfig {
     GPT2Config model;
-    int end_of_text = 50256;  // bos_token_id and eos_token_id; V or more: unknown, null in config.json
-    bool tied = true;         // tie_word_embeddings: the output head is wte
+    std::vector<int> eos;    // the tokens that end a text: eos_token_id, in either file a number or a list
+    int bos = -1, pad = -1;  // bos_token_id and pad_token_id; -1: none
+    bool tied = true;        // tie_word_embeddings: the output head is wte
+    std::string text;        // config.json, with the keys that are not read
+    std::string generation;  // generation_config.json; empty: there is none
 };
 
+// The configuration of a new model, whose texts end with <|endoftext|> of GPT-2 if that is in its vocabulary.
+HFConfig new_hf_config(const GPT2Config& model);
 // Reads config.json with the defaults and aliases of transformers' GPT2Config; unknown keys are ignored. Refuses
 // (EXIT_BAD_DATA) a model that this program does not implement, with the key, its value and the reason: an activation
 // other than tanh GELU, n_inner other than 4 n_embd, cross attention, attention variants, another epsilon.
 HFConfig parse_hf_config(const std::string& text, const std::string& path);
-// Fails with EXIT_NO_INPUT if DIR/config.json is missing. dir, here and below, may also be llm.c's .bin.
+// Also reads generation_config.json, which may be missing. Fails with EXIT_NO_INPUT if DIR/config.json is missing.
+// dir, here and below, may also be llm.c's .bin.
 HFConfig read_hf_config(const std::string& dir);
+// Sets the tokens in both texts; -1: none, and bos is then the same token as eos.
+void set_tokens(HFConfig& config, int eos, int bos, int pad);
 
-// The texts of config.json and generation_config.json. torch_dtype, of model.safetensors: "float32" or "bfloat16".
+// The text of config.json. It has the shape of config.model and all other keys of config.text, but not those that would
+// be untrue. torch_dtype, of model.safetensors: "float32" or "bfloat16".
 std::string hf_config_json(const HFConfig& config, const std::string& torch_dtype);
-std::string hf_generation_config_json(const HFConfig& config);
 
 // The kind of a parameter's tensor: 0 for its weights in fp32; 1, 2, ... for the optimizer's state tensors.
 using Slot = int;

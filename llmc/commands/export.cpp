@@ -5,10 +5,27 @@
 #include "checkpoint/gguf.h"
 #include "commands/commands.h"
 
+// Sets the tokens of the tokenizer, else those of config.json, as llama.cpp's converter does.
+static void set_special_tokens(GGUFVocabulary& out, const Tokenizer& tokenizer, const HFConfig& config, int V) {
+    const auto inside = [&](int token) { return token >= 0 && token < V; };
+    const bool same_end = config.eos.empty() || std::ranges::count(config.eos, tokenizer.end_of_text) > 0;
+    out.eos = same_end || !inside(config.eos[0]) ? tokenizer.end_of_text : config.eos[0];
+    out.bos = inside(tokenizer.bos) ? tokenizer.bos : inside(config.bos) ? config.bos : out.eos;
+    out.pad = inside(tokenizer.pad) ? tokenizer.pad : inside(config.pad) ? config.pad : -1;
+    out.add_bos = !tokenizer.prefix.empty();
+    if (out.add_bos) out.bos = tokenizer.prefix[0];
+    if (tokenizer.prefix.size() > 1)
+        fail(EXIT_BAD_DATA, "the tokenizer puts %zu tokens in front of each text, and a GGUF file can name only one",
+             tokenizer.prefix.size());
+    out.chat_template = tokenizer.chat_template;
+}
+
 // A model may have more tokens than its tokenizer: these get names that no text has.
-static GGUFVocabulary vocabulary_of(const Tokenizer& tokenizer, int V) {
+static GGUFVocabulary vocabulary_of(const Tokenizer& tokenizer, const HFConfig& config, int V) {
     using Type = GGUFVocabulary::Type;
-    GGUFVocabulary out = {written_tokens(tokenizer), {}, written_merges(tokenizer), tokenizer.end_of_text};
+    GGUFVocabulary out;
+    out.tokens = written_tokens(tokenizer), out.merges = written_merges(tokenizer);
+    set_special_tokens(out, tokenizer, config, V);
     out.types.assign(size_t(std::max(V, tokenizer.vocab_size())), Type::unused);
     std::fill_n(out.types.begin(), tokenizer.vocab_size(), Type::normal);
     for (const AddedToken& token : tokenizer.added)
@@ -24,8 +41,8 @@ int run_export(const Options& o, const Launch& launch) {
     if (path_exists(path))
         fail(EXIT_CANNOT_CREATE, "%s exists and is not replaced; remove it, or give another name", path.c_str());
     const RunStart source = find_trained_model(o, true, Comm());
-    const std::string written =
-        write_gguf(path, source.weights, source.config, vocabulary_of(*source.tokenizer, source.config.V), o.type);
+    const std::string written = write_gguf(path, source.weights, source.config,
+                                           vocabulary_of(*source.tokenizer, source.hf_config, source.config.V), o.type);
     print_stdout(format("%s: %s as %s, %s, %s\n", message_text(path).c_str(), message_text(source.weights).c_str(),
                         o.type.c_str(), written.c_str(), human_bytes(InputFile(path).size).c_str()));
     return 0;

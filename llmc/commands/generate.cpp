@@ -83,7 +83,8 @@ static int generate_text(const Options& o, Comm& comm) {
             StopTexts end = {o.stop, "", false};
             const auto emit = [&](int token) {
                 comm.reached("token", tokens++);
-                if (token == source.tokenizer->end_of_text) return false;
+                if (token == source.tokenizer->end_of_text || std::ranges::count(source.hf_config.eos, token))
+                    return false;
                 print(end.add(source.tokenizer->tokens[token]));
                 return !end.found;
             };

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/print.h"
+#include "checkpoint/hf.h"
 #include "model/gpt2.h"
 #include "text/tokenizer.h"
 
@@ -16,9 +17,9 @@ struct Options;
 // Where a command starts: the shape of its model, its weights and its tokenizer.
 struct RunStart {
     GPT2Config config;
-    int end_of_text = 50256;  // token id, from config.json beside the weights
-    std::string weights;      // Hugging Face directory, checkpoint, or llm.c's .bin; empty: initialized from the seed
-    std::string resume;       // checkpoint that training continues; empty: a new run
+    HFConfig hf_config;   // configuration beside the weights, or of a new model, which checkpoints go on with
+    std::string weights;  // Hugging Face directory, checkpoint, or llm.c's .bin; empty: initialized from the seed
+    std::string resume;   // checkpoint that training continues; empty: a new run
     std::optional<Tokenizer> tokenizer;
     std::string tokenizer_path;      // empty: no tokenizer
     std::vector<std::string> notes;  // lines to print, such as the checkpoints that were skipped

@@ -143,12 +143,29 @@ static void check_model(const RunStart& start, const Options& o) {
            start.tokenizer_path.c_str(), tokenizer.vocab_size(), config.V);
 }
 
+// Gives config.json the tokens of the tokenizer. That of the same folder changes nothing: as in transformers, its ids
+// and those of config.json may differ.
+static void use_ids_of_tokenizer(RunStart& start) {
+    const Tokenizer& tokenizer = *start.tokenizer;
+    const std::vector<int> eos = start.hf_config.eos;
+    const bool is_new = !is_directory(start.weights);
+    if (!is_new && std::ranges::count(eos, tokenizer.end_of_text) > 0) return;
+    const bool known = std::ranges::all_of(eos, [&](int id) { return id < start.config.V; });
+    const bool keep = known && start.tokenizer_path == start.weights;
+    if (!keep) set_tokens(start.hf_config, tokenizer.end_of_text, tokenizer.bos, tokenizer.pad);
+    if (is_new || !known || eos.empty()) return;
+    start.notes.push_back(format("texts end with token %d in %s/config.json, and with %d in the tokenizer %s: %s",
+                                 eos[0], start.weights.c_str(), tokenizer.end_of_text, start.tokenizer_path.c_str(),
+                                 keep ? "both stay as they are" : "checkpoints have the tokens of the tokenizer"));
+}
+
 // The tokenizer's added tokens beyond the model's embedding, such as one for padding, are kept, but no text may have
 // them. A tokenizer of other weights, or of none, gets the context of these.
 static void fit_tokenizer(RunStart& start) {
     if (!start.tokenizer) return;
     start.tokenizer->rows = start.config.V;
     if (start.tokenizer_path != start.weights) set_model_max_length(*start.tokenizer, start.config.max_T);
+    use_ids_of_tokenizer(start);
 }
 
 // Refuses options whose shape differs from that of the resumed checkpoint.
@@ -197,10 +214,10 @@ RunStart find_training_start(const Options& o, const Comm& comm) {
     if (start.weights.empty()) {
         find_tokenizer(start, o);
         start.config = model_config(o, start.tokenizer ? start.tokenizer->vocab_size() : 50257);
+        start.hf_config = new_hf_config(start.config);
     } else {
-        const HFConfig config = read_hf_config(start.weights);
-        start.config = config.model;
-        start.end_of_text = config.end_of_text;
+        start.hf_config = read_hf_config(start.weights);
+        start.config = start.hf_config.model;
         if (!start.resume.empty()) check_resumed(start, o);
         find_tokenizer(start, o);
         leave_out_other_tokenizer(start, o);
@@ -215,7 +232,8 @@ RunStart find_trained_model(const Options& o, bool need_tokenizer, const Comm& c
     resolve_init(o, start, comm);
     for (const std::string& line : start.notes)
         if (comm.rank == 0) print_message("warning: " + line);
-    start.config = read_hf_config(start.weights).model;
+    start.hf_config = read_hf_config(start.weights);
+    start.config = start.hf_config.model;
     find_tokenizer(start, o);
     if (need_tokenizer && !start.tokenizer)
         fail(EXIT_NO_INPUT, "%s has no tokenizer; give one with --tokenizer", start.weights.c_str());

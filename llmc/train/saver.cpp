@@ -81,9 +81,8 @@ static SaveOptions save_options(const Run& run, const TrainerState& state, SaveR
     options.keep = {o.keep, o.keep_every, keeps_best(o)};
     options.format = checkpoint_format(o);
     options.model_card = model_card(run, state);
-    options.end_of_text = run.start.end_of_text;
+    options.config = run.start.hf_config;
     if (run.start.tokenizer) {
-        options.end_of_text = run.start.tokenizer->end_of_text;
         options.write_tokenizer = [&run](const std::string& dir) {
             save_tokenizer(*run.start.tokenizer, dir, run.start.config.max_T);
         };

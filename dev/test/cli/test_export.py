@@ -7,7 +7,7 @@ import shutil
 import struct
 
 import pytest
-from harness import PROGRAM, Run, make_shards, refused, run, train
+from harness import PROGRAM, Run, make_shards, read_weights, refused, run, train
 
 TYPES = {0: "f32", 1: "f16", 8: "q8_0", 30: "bf16"}  # ggml_type
 BYTES = {"f32": (1, 4), "f16": (1, 2), "bf16": (1, 2), "q8_0": (32, 34)}  # elements and bytes of a block
@@ -54,16 +54,6 @@ class Gguf:
             inner, count = self.take("<IQ")
             return [self.value(inner) for _ in range(count)]
         return self.take({4: "<I", 5: "<i", 6: "<f"}[kind])[0]
-
-
-def read_weights(folder):
-    """Returns the shape and the floats of each tensor of model.safetensors."""
-    content = (folder / "model.safetensors").read_bytes()
-    begin = 8 + int.from_bytes(content[:8], "little")
-    header = json.loads(content[8:begin])
-    header.pop("__metadata__")
-    return {name: (info["shape"], struct.unpack(f"<{math.prod(info['shape'])}f", content[begin:][slice(
-        *info["data_offsets"])])) for name, info in header.items()}
 
 
 def expected(name, shape, values):
@@ -130,12 +120,16 @@ def test_the_vocabulary_has_added_tokens_and_names_for_those_that_the_tokenizer_
         file["added_tokens"].append({"id": 300 + special, "content": content, "special": special, "normalized": False})
     (tmp_path / "tokenizer.json").write_text(json.dumps(file))
     out = train("--steps 1 --warmup 0 --vocab-size 304", out=tmp_path / "run", data=data)
-    export(out, tmp_path / "model.gguf", "--tokenizer", tmp_path)
+    (out.checkpoint(1) / "trainer.json").unlink()
+    (out.checkpoint(1) / "config.json").write_text((out.checkpoint(1) / "config.json").read_text().replace(
+        '"bos_token_id": 299', '"bos_token_id": 299, "pad_token_id": 300'))
+    export(out.checkpoint(1), tmp_path / "model.gguf", "--tokenizer", tmp_path)
     found = {key.removeprefix("tokenizer.ggml."): value for key, value in Gguf(tmp_path / "model.gguf").values.items()
              if key.startswith("tokenizer.")}
     vocab = sorted(file["model"]["vocab"].items(), key=lambda item: item[1])
     assert found == {
-        "model": "gpt2", "pre": "gpt-2", "bos_token_id": 299, "eos_token_id": 299, "merges": file["model"]["merges"],
+        "model": "gpt2", "pre": "gpt-2", "bos_token_id": 299, "eos_token_id": 299, "padding_token_id": 300,
+        "merges": file["model"]["merges"],
         "tokens": [token for token, _ in vocab] + ["new", "<|user|>", "[PAD302]", "[PAD303]"],
         "token_type": [1] * 299 + [3, 4, 3, 5, 5]}
 

@@ -29,7 +29,9 @@ struct Output {
 
 inline SaveOptions save_options(const std::string& output, const KeepRules& keep = {}, bool bf16_weights = false) {
     SaveOptions options;
-    options.output = output, options.keep = keep, options.format.bf16_weights = bf16_weights, options.end_of_text = 6;
+    options.output = output, options.keep = keep, options.format.bf16_weights = bf16_weights;
+    options.config = new_hf_config(small_model);
+    set_tokens(options.config, 6, -1, -1);
     options.write_tokenizer = [](const std::string& dir) {
         write_bytes(dir + "/vocab.json", R"({"a":0})");
         write_bytes(dir + "/merges.txt", "#version: 0.2\n");

@@ -125,7 +125,7 @@ TEST_CASE("a tensor that is missing, unknown, of another shape or not finite is 
     const Tensors good = hf_tensors(FlatState(small_model, 6), "transformer.");
     const std::string c_fc = "transformer.h.1.mlp.c_fc.weight";
     const auto add = [](Tensors& t, const char* name, std::vector<int64_t> shape) {
-        t.push_back({name, shape, std::vector<float>(shape.size() == 1 ? C : V * C)});
+        t.push_back({name, shape, std::vector<float>(size_t(shape.size() == 1 ? C : shape[0] * C))});
     };
     const struct {
         const char* says;
@@ -202,17 +202,54 @@ TEST_CASE("a directory without safetensors is refused, and the message says how 
 
 static HFConfig read(const std::string& text) { return parse_hf_config(text, "config.json"); }
 
-TEST_CASE("a config.json reads back as it was written; an end-of-text token that is unknown is null") {
-    for (int end_of_text : {0, 6, 50256}) {
-        const HFConfig config{{5, 7, 2, 3, 12}, end_of_text, true};
+TEST_CASE("the configuration of a new model reads back as it was written, with <|endoftext|> if it has that token") {
+    for (const int V : {7, 50257}) {
+        const HFConfig config = new_hf_config({5, V, 2, 3, 12});
         const std::string text = hf_config_json(config, "float32");
         CHECK(read(text).model == config.model);
         CHECK(read(text).tied);
-        CHECK(read(text).end_of_text == (end_of_text < 7 ? end_of_text : 7));
-        const std::string id = "\"eos_token_id\": " + (end_of_text < 7 ? format("%d", end_of_text) : "null");
-        CHECK(contains(text, id));
-        CHECK(contains(hf_generation_config_json(config), id));
+        CHECK(read(text).eos == std::vector<int>(V == 7 ? 0 : 1, 50256));
+        CHECK(read(text).bos == (V == 7 ? -1 : 50256));
+        CHECK(contains(text, "\"resid_pdrop\": 0.0"));
     }
+}
+
+TEST_CASE("keys that are not read stay as they are, and those that would be untrue do not") {
+    const HFConfig source = read(R"({"vocab_size": 7, "n_positions": 5, "n_layer": 2, "n_embd": 12, "n_head": 3,
+        "n_ctx": 1024, "resid_pdrop": 0.1, "summary_type": "cls_index", "task_specific_params": {"a": {"b": [1, null]}},
+        "bos_token_id": null, "pad_token_id": -1, "eos_token_id": [6, 5], "n_inner": null, "dtype": "float16",
+        "torch_dtype": "float16", "transformers_version": "5.24.0", "architectures": ["GPT2Model"],
+        "tie_word_embeddings": false})");
+    CHECK(source.eos == std::vector<int>{6, 5});
+    CHECK(source.pad == -1);
+    CHECK_FALSE(source.tied);
+    const std::string text = hf_config_json(source, "bfloat16");
+    for (const char* kept :
+         {R"("resid_pdrop": 0.1)", R"("summary_type": "cls_index")", R"("bos_token_id": null)", R"("pad_token_id": -1)",
+          R"("n_ctx": 5)", R"("torch_dtype": "bfloat16")", R"("tie_word_embeddings": true)", R"("GPT2LMHeadModel")"})
+        CHECK_MESSAGE(contains(text, kept), kept);
+    for (const char* untrue : {"\"dtype\"", "transformers_version", "initializer_range"})
+        CHECK_MESSAGE(!contains(text, untrue), untrue);
+    CHECK(hf_config_json(read(text), "bfloat16") == text);
+    HFConfig other = read(text);
+    set_tokens(other, 4, -1, 3);
+    CHECK(read(other.text).eos == std::vector<int>{4});
+    CHECK(read(other.text).bos == 4);
+    CHECK(read(other.text).pad == 3);
+}
+
+TEST_CASE("the tokens that end a text are those of config.json and of generation_config.json") {
+    const TemporaryDirectory dir;
+    write_bytes(dir / "config.json", R"({"eos_token_id": null})");
+    CHECK(read_hf_config(dir.path).eos.empty());
+    write_bytes(dir / "generation_config.json", R"({"eos_token_id": [3, 4], "temperature": 0.7})");
+    CHECK(read_hf_config(dir.path).eos == std::vector<int>{3, 4});
+    CHECK(read_hf_config(dir.path).generation == read_bytes(dir / "generation_config.json"));
+    const std::string pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n";
+    write_bytes(dir / "config.json", pointer);
+    write_bytes(dir / "model.safetensors", pointer);
+    CHECK(contains(refusal([&] { read_hf_config(dir.path); }), "config.json: is a git-lfs pointer"));
+    CHECK(contains(refusal([&] { open_safetensors(dir / "model.safetensors"); }), "run git lfs pull"));
 }
 
 TEST_CASE("absent keys have transformers' defaults, null is absent, unknown keys are ignored, aliases are read") {
@@ -229,9 +266,7 @@ TEST_CASE("absent keys have transformers' defaults, null is absent, unknown keys
         CAPTURE(text);
         CHECK(read(text).model == want);
     }
-    CHECK(read("{}").end_of_text == 50256);
-    // Without an id, as this program writes it when it does not know the id, a larger vocabulary gets none either.
-    CHECK(read(R"({"vocab_size": 60000, "eos_token_id": null})").end_of_text == 60000);
+    CHECK(read("{}").eos == std::vector<int>{50256});
     CHECK_FALSE(read(R"({"tie_word_embeddings":false})").tied);
 }
 
@@ -251,6 +286,7 @@ TEST_CASE("each unsupported or invalid value is refused, and the message has its
         {R"({"n_layer":0})", "layers"},
         {R"({"vocab_size":2147483648})", "an integer from 0 to 2147483647"},
         {R"({"vocab_size":50257.0})", "an integer from 0"},
+        {R"({"eos_token_id":[1,"</s>"]})", "\"eos_token_id\" is [1,\"</s>\"], but must be an integer or a list"},
         {R"({"n_layer":12)", "not valid JSON: it ends in the middle of a value, after 13 bytes"},
         {"{\"n_layer\":" + std::string(1000000, '[') + "}", "inside each other"},
         {R"({"model_type":")" + std::string(5000, 'y') + "\"}", "\"model_type\" is \"yyy"},

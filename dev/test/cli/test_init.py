@@ -1,0 +1,69 @@
+"""test_init.py: what --init finds, and what of the configuration beside the weights checkpoints go on with."""
+
+import json
+import shutil
+
+import pytest
+from harness import PROGRAM, Run, execute, run
+
+
+def edit(file, **values):
+    file.write_text(json.dumps({**(json.loads(file.read_text()) if file.exists() else {}), **values}))
+
+
+def tune(*options, data, out=""):
+    """Trains weights on for a step, unless options say more, and returns the result of the command."""
+    return execute(PROGRAM, "--seq-len 16 --micro-batch 2 --global-batch 64 --warmup 0 --steps 1 --train-data",
+                   data / "train_*.bin", ["--output", out], *options)
+
+
+def configs(folder):
+    return [json.loads((folder / name).read_text()) for name in ("config.json", "generation_config.json")]
+
+
+@pytest.fixture
+def model(trained, tmp_path):
+    """A copy of trained weights with their tokenizer of 300 tokens, as any Hugging Face directory."""
+    return shutil.copytree(trained.checkpoint(30), tmp_path / "model",
+                           ignore=shutil.ignore_patterns("trainer.json", "optimizer.*"))
+
+
+def test_checkpoints_of_checkpoints_and_resumed_runs_keep_keys_that_are_not_read(model, data, tmp_path):
+    roles = {"bos_token_id": 3, "eos_token_id": [4, 299], "pad_token_id": 5}
+    edit(model / "config.json", resid_pdrop=0.1, summary_type="mean", transformers_version="4.0", dtype="float16",
+         **roles)
+    generation = '{"eos_token_id": [4, 299],\n "temperature": 0.7, "transformers_version": "4.0"}'
+    (model / "generation_config.json").write_text(generation)
+    first, last, without = (Run(tmp_path / name) for name in ("first", "last", "without"))
+    for done in (tune("--init", model, out=first, data=data), tune("--steps 2 --resume", out=first, data=data),
+                 tune("--init", first, out=last, data=data)):
+        assert done.code == 0, done
+    for checkpoint in (first.checkpoint(1), first.checkpoint(2), last.checkpoint(1)):
+        want = {**json.loads((model / "config.json").read_text()), "torch_dtype": "float32"}
+        del want["dtype"], want["transformers_version"]
+        assert configs(checkpoint)[0] == want
+        assert (checkpoint / "generation_config.json").read_text() == generation
+    (model / "generation_config.json").unlink()
+    tune("--init", model, out=without, data=data)
+    assert "generation_config.json" not in [path.name for path in without.checkpoint(1).iterdir()]
+
+
+def test_config_json_has_the_tokens_of_another_tokenizer_and_a_line_says_so(model, data, tmp_path):
+    for name in ("config.json", "generation_config.json"):
+        edit(model / name, eos_token_id=7, pad_token_id=8)
+    own = tune("--init", model, out=tmp_path / "own", data=data)
+    assert f"texts end with token 7 in {model}/config.json, and with 299 in the tokenizer {model}: both stay" in own.err
+    assert configs(Run(tmp_path / "own").checkpoint(1))[0]["eos_token_id"] == 7
+    other = tune("--init", model, "--tokenizer", data, out=tmp_path / "other", data=data)
+    assert "checkpoints have the tokens of the tokenizer" in other.err
+    for found in configs(Run(tmp_path / "other").checkpoint(1)):
+        assert found["eos_token_id"] == found["bos_token_id"] == 299 and found.get("pad_token_id") is None
+    edit(model / "config.json", eos_token_id=[7, 299])
+    assert "texts end with" not in tune("--init", model, data=data).err
+
+
+def test_generate_ends_at_each_of_the_tokens_that_end_a_text(model, tmp_path):
+    sample = [PROGRAM, "generate --temperature 0 --max-tokens 40 --prompt king --init", model]
+    assert len(run(*sample).out) > len("king\n")
+    edit(model / "config.json", eos_token_id=[299, *range(299)])
+    assert run(*sample).out == "king\n"
