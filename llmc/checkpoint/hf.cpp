@@ -12,8 +12,11 @@
 
 #include "base/files.h"
 #include "base/json.h"
+#include "base/random.h"
 
 using nlohmann::json;
+
+constexpr uint64_t NEW_TOKENS_STREAM = uint64_t(0x3e3b) << 48;  // with the token's id (base/random.h)
 
 // ---- config.json
 
@@ -465,4 +468,42 @@ void load_weights(const std::string& dir, const ParamLayout& layout, const Tenso
     const Safetensors file = open_weights(dir, layout);
     if (const TensorInfo* head = file.find("lm_head.weight")) check_tied(file, *head, *file.find("wte.weight"));
     read_tensors(file, {WEIGHTS, ""}, layout, write);
+}
+
+// ---- new tokens
+
+// transformers draws the rows from V on from the normal distribution with the mean of the old rows and 1e-9 times their
+// covariance. So is mean + sqrt(1e-9 / V) sum_i z_i (row_i - mean) distributed, with independent standard normal z_i:
+// no matrix of the covariance is needed, which may be singular.
+static void draw_rows(float* rows, int V, const GPT2Config& config, uint64_t seed) {
+    constexpr int BLOCK = 16;  // rows that are drawn together, from one pass over the old ones
+    const size_t C = size_t(config.C);
+    std::vector<double> mean(C, 0.0);
+    for (size_t i = 0; i < V * C; i += C)
+        for (size_t c = 0; c < C; c++) mean[c] += rows[i + c] / double(V);
+    const float scale = std::sqrt(1e-9f / float(V));
+#pragma omp parallel for schedule(dynamic)
+    for (int first = V; first < config.V; first += BLOCK) {
+        const int count = std::min(BLOCK, config.V - first);
+        std::vector<float> noise(count * C, 0.0f), centered(C, 0.0f);
+        for (int i = 0; i < V; i++) {
+            for (size_t c = 0; c < C; c++) centered[c] = rows[i * C + c] - float(mean[c]);
+            for (int n = 0; n < count; n++) {
+                const float z = Philox{seed, NEW_TOKENS_STREAM | uint64_t(first + n)}.normal(uint64_t(i));
+                for (size_t c = 0; c < C; c++) noise[n * C + c] += z * centered[c];
+            }
+        }
+        for (size_t i = 0; i < count * C; i++) rows[first * C + i] = float(mean[i % C]) + scale * noise[i];
+    }
+}
+
+TensorWriter enlarge_vocabulary(int V, const ParamLayout& layout, uint64_t seed, const TensorWriter& write) {
+    if (V == layout.config.V) return write;
+    return [=, &layout](const float* host, Slot slot, Param p, int l) {
+        if (p != wte) return write(host, slot, p, l);
+        std::vector<float> rows(size_t(layout.size(wte)));
+        std::copy_n(host, int64_t(V) * layout.config.C, rows.begin());
+        draw_rows(rows.data(), V, layout.config, seed);
+        write(rows.data(), slot, p, l);
+    };
 }

@@ -85,6 +85,10 @@ void load_weights(const std::string& dir, const ParamLayout& layout, const Tenso
 // Refuses the same missing, unexpected and wrong tensors before any memory is taken: only the header is read.
 void check_weights(const std::string& dir, const GPT2Config& config);
 
+// A writer of a model with more tokens than the V that it is given: new rows of wte are drawn from the old ones' normal
+// distribution, as by resize_token_embeddings of transformers. The layout must outlive it.
+TensorWriter enlarge_vocabulary(int V, const ParamLayout& layout, uint64_t seed, const TensorWriter& write);
+
 // Whether the path is a file with the magic number of llm.c's models. The functions above refuse (EXIT_BAD_DATA)
 // another version, unsupported sizes, and a file that is not as long as its header says.
 bool is_llmc_model(const std::string& path);

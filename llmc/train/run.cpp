@@ -128,19 +128,21 @@ void check_vocabulary(const Corpus& data, const char* option, const RunStart& st
 static void check_model(const RunStart& start, const Options& o) {
     const GPT2Config& config = start.config;
     check_config(config);
-    if (!start.weights.empty()) check_weights(start.weights, config);
+    if (!start.weights.empty()) check_weights(start.weights, start.hf_config.model);
     ENSURE(o.seq_len <= config.max_T,
            "--seq-len %d is more than the %d positions that %s was trained with; give %d or less", o.seq_len,
            config.max_T, start.weights.c_str(), config.max_T);
     ENSURE(o.vocab_size == 0 || o.vocab_size == config.V || start.weights.empty(),
-           "--vocab-size %d: %s has a vocabulary of %d; give that, or leave the option out", o.vocab_size,
-           start.weights.c_str(), config.V);
+           "--vocab-size %d: %s has a vocabulary of %d; give that, or leave the option out%s", o.vocab_size,
+           start.weights.c_str(), config.V, start.resume.empty() ? ", or give more, which adds tokens" : "");
     if (!start.tokenizer) return;
     const Tokenizer& tokenizer = *start.tokenizer;
     const auto beyond = std::ranges::count_if(tokenizer.added, [&](const AddedToken& t) { return t.id >= config.V; });
+    const bool may_grow = o.command == Command::train && start.resume.empty();
     ENSURE(tokenizer.vocab_size() - beyond <= config.V && tokenizer.end_of_text < config.V,
-           "the tokenizer %s has %d tokens, but the model's vocabulary has %d; give the --tokenizer of the model",
-           start.tokenizer_path.c_str(), tokenizer.vocab_size(), config.V);
+           "the tokenizer %s has %d tokens, but the model's vocabulary has %d; give the --tokenizer of the model%s",
+           start.tokenizer_path.c_str(), tokenizer.vocab_size(), config.V,
+           may_grow ? format(", or --vocab-size %d", tokenizer.vocab_size()).c_str() : "");
 }
 
 // Gives config.json the tokens of the tokenizer. That of the same folder changes nothing: as in transformers, its ids
@@ -166,6 +168,11 @@ static void fit_tokenizer(RunStart& start) {
     start.tokenizer->rows = start.config.V;
     if (start.tokenizer_path != start.weights) set_model_max_length(*start.tokenizer, start.config.max_T);
     use_ids_of_tokenizer(start);
+    if (const int tokens = start.tokenizer->vocab_size(); tokens > start.config.V && start.resume.empty())
+        start.notes.push_back(
+            format("the tokenizer %s has %d tokens, and the model %d: the last ones have no embedding; "
+                   "--vocab-size %d adds them",
+                   start.tokenizer_path.c_str(), tokens, start.config.V, tokens));
 }
 
 // Refuses options whose shape differs from that of the resumed checkpoint.
@@ -219,6 +226,7 @@ RunStart find_training_start(const Options& o, const Comm& comm) {
         start.hf_config = read_hf_config(start.weights);
         start.config = start.hf_config.model;
         if (!start.resume.empty()) check_resumed(start, o);
+        if (start.resume.empty()) start.config.V = std::max(start.config.V, o.vocab_size);
         find_tokenizer(start, o);
         leave_out_other_tokenizer(start, o);
     }
@@ -510,6 +518,10 @@ static void open_log(Run& run, const Launch& launch, const DeviceInfo& device, c
     if (const std::string changed = changed_options(o); resumes && !changed.empty())
         log->warn("changed since the checkpoint: " + changed + describe_rate(run, state));
     if (resumes) compare_data(run, state, *log);
+    const int V = run.start.hf_config.model.V;
+    if (run.start.config.V > V)
+        log->note(format("--vocab-size adds %s to the %d of %s, with embeddings drawn around the mean of the others",
+                         counted(run.start.config.V - V, "token").c_str(), V, run.start.weights.c_str()));
     if (const std::string hint = describe_rule(run); !resumes && !hint.empty()) log->note(hint);
     for (const Shard& shard : run.data.val.shards)
         for (const Shard& other : run.data.train.shards)

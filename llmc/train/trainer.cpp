@@ -200,7 +200,9 @@ void Trainer<floatX>::load_state() {
         state = load_checkpoint(start.resume, optimizer.full_layout, STATE_NAMES, write);
         outliers.restore(state.health, start.resume + "/trainer.json");
     } else if (!start.weights.empty()) {
-        load_weights(start.weights, optimizer.full_layout, write);
+        const GPT2Config& source = start.hf_config.model;
+        load_weights(start.weights, ParamLayout(source),
+                     enlarge_vocabulary(source.V, optimizer.full_layout, run.options.seed, write));
     } else {
         init_weights(optimizer, run.options.seed);
     }

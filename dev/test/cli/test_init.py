@@ -4,7 +4,7 @@ import json
 import shutil
 
 import pytest
-from harness import PROGRAM, Run, execute, run
+from harness import PROGRAM, Run, execute, read_weights, run
 
 
 def edit(file, **values):
@@ -67,3 +67,26 @@ def test_generate_ends_at_each_of_the_tokens_that_end_a_text(model, tmp_path):
     assert len(run(*sample).out) > len("king\n")
     edit(model / "config.json", eos_token_id=[299, *range(299)])
     assert run(*sample).out == "king\n"
+
+
+def test_a_larger_vocabulary_adds_rows_that_depend_on_the_seed_alone(model, data, tmp_path):
+    old, rows, still = read_weights(model)["transformer.wte.weight"][1], [], "--lr 0 --weight-decay 0"
+    for options in ("--seed 1", "--seed 1 --ranks 2", "--seed 2"):
+        out = Run(tmp_path / f"run{len(rows)}")
+        said = tune(still, options, "--vocab-size 310 --init", model, out=out, data=data)
+        assert f"--vocab-size adds 10 tokens to the 300 of {model}, with embeddings drawn around the mean" in said.out
+        shape, values = read_weights(out.checkpoint(1))["transformer.wte.weight"]
+        assert shape == [310, 32] and values[:300 * 32] == old
+        rows.append(values[300 * 32:])
+    assert rows[0] == rows[1] != rows[2] and len(set(rows[0])) > 300
+    mean = [sum(old[c::32]) / 300 for c in range(32)]
+    assert max(abs(x - mean[i % 32]) for i, x in enumerate(rows[0])) < 1e-3
+    assert configs(out.checkpoint(1))[0]["vocab_size"] == 310
+    assert tune("--steps 2 --resume", out=out, data=data).code == 0
+    assert read_weights(out.checkpoint(2))["transformer.wte.weight"][1][300 * 32:] == rows[2]
+    less = tune("--vocab-size 299 --init", model, data=data)
+    assert less.code == 2 and "has a vocabulary of 300; give that, or leave the option out, or give more" in less.err
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    edit(model / "tokenizer.json", added_tokens=[*tokenizer["added_tokens"], {
+        "id": 300, "content": "<new>", "special": True, "normalized": False}])
+    assert "--vocab-size 301 adds them" in tune("--allow-other-tokenizer --init", model, data=data).err

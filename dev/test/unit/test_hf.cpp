@@ -102,6 +102,42 @@ TEST_CASE("prefixes of wrappers, masks and a tied head change no weight, and pad
     }
 }
 
+TEST_CASE(
+    "new rows of the embedding have the mean and 1e-9 of the covariance of the old ones, and depend on the seed") {
+    constexpr int more = 2000;
+    GPT2Config large = small_model;
+    large.V += more;
+    const FlatState state(small_model, 5);
+    const ParamLayout layout(large);
+    const auto rows = [&](uint64_t seed) {
+        std::vector<float> wte_rows;
+        const TensorWriter keep = [&](const float* host, Slot, Param p, int) {
+            if (p == wte) wte_rows.assign(host, host + layout.size(p));
+        };
+        const TensorWriter write = enlarge_vocabulary(V, layout, seed, keep);
+        const TensorView view = state.view();
+        for_each_tensor(state.layout, [&](Param p, int l) { write(view(WEIGHTS, p, l), WEIGHTS, p, l); });
+        return wte_rows;
+    };
+    const std::vector<float> got = rows(1);
+    CHECK(got == rows(1));
+    CHECK(got != rows(2));
+    CHECK(std::equal(got.begin(), got.begin() + V * C, state.view()(WEIGHTS, wte, 0)));
+    CHECK(std::all_of(got.begin() + large.V * C, got.end(), [](float x) { return x == 0.0f; }));
+    double mean[C] = {}, covariance[C][C] = {}, drawn[C][C] = {};
+    for (int i = 0; i < V * C; i++) mean[i % C] += got[size_t(i)] / double(V);
+    for (int i = 0; i < large.V; i++)
+        for (int a = 0; a < C; a++)
+            for (int b = 0; b < C; b++)
+                (i < V ? covariance : drawn)[a][b] +=
+                    (got[size_t(i * C + a)] - mean[a]) * (got[size_t(i * C + b)] - mean[b]) / (i < V ? V : more);
+    for (int a = 0; a < C; a++)
+        for (int b = 0; b < C; b++) {  // the error of a sample's covariance, 5 times; floats round by up to 6e-8
+            const double spread = std::sqrt(covariance[a][a] * covariance[b][b]);
+            CHECK(std::fabs(drawn[a][b] - 1e-9 * covariance[a][b]) < 5 * 1e-9 * spread * std::sqrt(2.0 / more) + 1e-14);
+        }
+}
+
 TEST_CASE("BF16 files that an index joins are read exactly") {
     FlatState state(small_model, 4), got(small_model, 0);
     for (float& x : state.weights) x = float(bf16(x));
