@@ -4,6 +4,7 @@
 #include <unistd.h>
 #include <xxhash.h>
 
+#include <algorithm>
 #include <cinttypes>
 #include <cmath>
 #include <cstdio>
@@ -289,7 +290,24 @@ bool holds_model(const std::string& dir) {
            (path_exists(dir + "/model.safetensors") || path_exists(dir + "/model.safetensors.index.json"));
 }
 
-FoundCheckpoint find_model(const std::string& path, const VerifyProgress& progress) {
+// Returns the folder in `given` that other programs name a model by: the snapshot of a folder of the Hub's cache, or
+// the newest checkpoint-N of transformers' Trainer; else `given`.
+static std::string model_folder(const std::string& given) {
+    if (path_exists(given + "/config.json")) return given;
+    if (const std::string main = given + "/refs/main"; path_exists(main)) {
+        const std::string hash = read_file(main, 256);
+        return given + "/snapshots/" + hash.substr(0, hash.find('\n'));
+    }
+    int64_t newest = -1, step = 0;
+    for (const std::string& name : list_directory(given))
+        if (sscanf(name.c_str(), "checkpoint-%" SCNd64, &step) == 1 && name == format("checkpoint-%" PRId64, step))
+            newest = std::max(newest, step);
+    return newest < 0 ? given : format("%s/checkpoint-%" PRId64, given.c_str(), newest);
+}
+
+FoundCheckpoint find_model(const std::string& given, const VerifyProgress& progress) {
+    check_directory(given);
+    const std::string path = model_folder(given);
     check_directory(path);
     const auto checkpoints = list_checkpoints(path);
     ENSURE(checkpoints.empty() || !holds_model(path),
@@ -301,7 +319,7 @@ FoundCheckpoint find_model(const std::string& path, const VerifyProgress& progre
         const json files = read_file_list(path);
         for (const char* name : {"config.json", "model.safetensors"}) verify_file(path, name, files, progress);
     }
-    if (path_exists(path + "/config.json")) return {path, {}};
+    if (path_exists(path + "/config.json") || path_exists(path + "/adapter_config.json")) return {path, {}};
     if (path_exists(path + "/run.toml"))
         fail(EXIT_NO_INPUT, "%s: this run has saved no checkpoint yet (--checkpoint-every)", path.c_str());
     fail(EXIT_NO_INPUT, "%s: is neither a Hugging Face directory (no config.json) nor the output of a run (no step_*)",

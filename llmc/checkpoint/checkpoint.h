@@ -101,7 +101,8 @@ std::map<int64_t, std::string, std::greater<>> list_checkpoints(const std::strin
 // Whether the directory itself contains config.json and weights: a Hugging Face directory or a checkpoint.
 bool holds_model(const std::string& dir);
 // The directory whose weights `path` denotes: `path` itself if it is a Hugging Face directory (a checkpoint is one), or
-// the newest checkpoint if `path` is a run's OUTPUT. Fails with EXIT_NO_INPUT if `path` is neither, with EXIT_USAGE if
+// the newest checkpoint if `path` is a run's OUTPUT or that of transformers' Trainer, or the snapshot if it is a folder
+// models--* of the Hub's cache. Fails with EXIT_NO_INPUT if `path` is neither, with EXIT_USAGE if
 // it is both (the choice would be ambiguous), and with EXIT_BAD_DATA if a checkpoint's weights are not the saved ones.
 FoundCheckpoint find_model(const std::string& path, const VerifyProgress& progress = {});
 

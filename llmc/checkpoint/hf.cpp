@@ -386,6 +386,11 @@ HFConfig read_hf_config(const std::string& dir) {
     constexpr int64_t max_bytes = 1 << 20;
     if (is_llmc_model(dir)) return new_hf_config(open_llmc(dir).config);
     const std::string path = dir + "/config.json", generation = dir + "/generation_config.json";
+    if (path_exists(dir + "/adapter_config.json") && !path_exists(dir + "/model.safetensors"))
+        fail(EXIT_BAD_DATA,
+             "%s: is a LoRA adapter, without the weights of its model; merge both in Python: "
+             "peft.AutoPeftModelForCausalLM.from_pretrained(\"%s\").merge_and_unload().save_pretrained(\"merged\")",
+             dir.c_str(), dir.c_str());
     HFConfig config = parse_hf_config(read_file(path, max_bytes), path);
     if (!path_exists(generation)) return config;
     config.generation = read_file(generation, max_bytes);
@@ -435,6 +440,16 @@ static std::string bare_name(std::string_view name) {
     return std::string(name);
 }
 
+// Says what to do about a tensor of another kind of model than GPT2LMHeadModel; "": it belongs to another shape.
+static const char* advise_on_other(const std::string& name) {
+    if (name.find("lora_") != name.npos) return "it is of a LoRA adapter, to be merged by peft's merge_and_unload()";
+    for (const char* head : {"score.", "classifier.", "multiple_choice_head.", "qa_outputs.", "v_head."})
+        if (name.starts_with(head))
+            return "it is of another head, which is not trained here; to go on without it, load the model by "
+                   "AutoModelForCausalLM of transformers and save it by save_pretrained()";
+    return "";
+}
+
 // Opens the file under the bare names of its tensors, and checks their names and shapes.
 static Safetensors open_weights(const std::string& dir, const ParamLayout& layout) {
     Safetensors file = open_model(dir);
@@ -448,10 +463,18 @@ static Safetensors open_weights(const std::string& dir, const ParamLayout& layou
     std::set<std::string> expected = {"lm_head.weight"};
     for_each_tensor(layout, [&](Param p, int l) { expected.insert(hf_name(p, l)); });
     for (const auto& [name, tensor] : file.tensors)
-        if (!expected.count(name) && !is_mask(name))
-            fail(EXIT_BAD_DATA, "%s: the tensor %s (%s) does not belong to %s; are both files of one model?",
-                 file.path.c_str(), printable(name).c_str(), to_string(tensor).c_str(),
-                 describe_fields(layout.config).c_str());
+        if (!expected.count(name) && !is_mask(name)) {
+            const std::string advice = advise_on_other(name);
+            fail(EXIT_BAD_DATA, "%s: the tensor %s (%s) does not belong to %s; %s", file.path.c_str(),
+                 printable(name).c_str(), to_string(tensor).c_str(), describe_fields(layout.config).c_str(),
+                 advice.empty() ? "are both files of one model?" : advice.c_str());
+        }
+    // save_model() of safetensors keeps one name of a tensor that has two.
+    if (!file.find("wte.weight") && file.find("lm_head.weight") && read_hf_config(dir).tied) {
+        auto head = file.tensors.extract("lm_head.weight");
+        head.key() = "wte.weight";
+        file.tensors.insert(std::move(head));
+    }
     for_each_tensor(layout, [&](Param p, int l) { find_tensor(file, hf_name(p, l), layout, p); });
     if (!file.find("lm_head.weight") && !read_hf_config(dir).tied)
         fail(EXIT_BAD_DATA, "%s/config.json: \"tie_word_embeddings\" is false, but there is no lm_head.weight",

@@ -41,13 +41,30 @@ static std::string search(FoundCheckpoint (*find)(const std::string&, const Veri
     return found.dir;
 }
 
-// Returns the directory that --init means: DIR for DIR/model.safetensors, and the checkpoint that the files OUTPUT/best
-// and OUTPUT/latest name. llm.c's .bin stands for itself.
+// Returns the folder of a model's name on the Hub, such as openai-community/gpt2, in the cache that the Hub's programs
+// fill; "" if it is no such name.
+static std::string hub_cache_folder(std::string name) {
+    if (!isalnum(static_cast<unsigned char>(name[0])) || std::ranges::count(name, '/') > 1) return "";
+    const auto variable = [](const char* key) { return std::string(getenv(key) ? getenv(key) : ""); };
+    const std::string xdg = variable("XDG_CACHE_HOME"), cache = xdg.empty() ? variable("HOME") + "/.cache" : xdg;
+    const std::string home = variable("HF_HOME"), hub = variable("HF_HUB_CACHE");
+    for (size_t slash; (slash = name.find('/')) != name.npos;) name.replace(slash, 1, "--");
+    return (!hub.empty() ? hub : (home.empty() ? cache + "/huggingface" : home) + "/hub") + "/models--" + name;
+}
+
+// Returns the directory that --init means: that of the Hub's cache for a name of the Hub, DIR for
+// DIR/model.safetensors, and the checkpoint that the files OUTPUT/best and OUTPUT/latest name. llm.c's .bin stands for
+// itself.
 static std::string directory_of_init(const std::string& init) {
     const std::string folder = parent_directory(init), name = init.substr(init.rfind('/') + 1);
-    if (!path_exists(init))
-        fail(EXIT_NO_INPUT, "--init %s: there is no such directory; nothing is downloaded, so give a local one",
-             init.c_str());
+    if (!path_exists(init)) {
+        const std::string cached = hub_cache_folder(init);
+        if (is_directory(cached)) return cached;
+        const std::string fetch = format("; for a model of the Hub, which is not in %s: hf download %s --local-dir %s",
+                                         cached.c_str(), init.c_str(), name.c_str());
+        fail(EXIT_NO_INPUT, "--init %s: there is no such directory; nothing is downloaded, so give a local one%s",
+             init.c_str(), cached.empty() ? "" : fetch.c_str());
+    }
     if (is_directory(init) || is_llmc_model(init)) return init;
     if (name == "model.safetensors") return folder;
     if (name == "best" || name == "latest") {

@@ -4,7 +4,7 @@ import json
 import shutil
 
 import pytest
-from harness import PROGRAM, Run, execute, read_weights, run
+from harness import PROGRAM, Run, execute, read_weights, refused, run
 
 
 def edit(file, **values):
@@ -90,3 +90,36 @@ def test_a_larger_vocabulary_adds_rows_that_depend_on_the_seed_alone(model, data
     edit(model / "tokenizer.json", added_tokens=[*tokenizer["added_tokens"], {
         "id": 300, "content": "<new>", "special": True, "normalized": False}])
     assert "--vocab-size 301 adds them" in tune("--allow-other-tokenizer --init", model, data=data).err
+
+
+def test_what_other_programs_call_a_model_is_found(model, data, tmp_path):
+    cache, trainer = tmp_path / "hf/hub/models--org--tiny", tmp_path / "trainer"
+    shutil.copytree(model, cache / "snapshots/0ab1")
+    (cache / "refs").mkdir()
+    (cache / "refs/main").write_text("0ab1")
+    for step in (90, 100):
+        shutil.copytree(model, trainer / f"checkpoint-{step}")
+    (trainer / "checkpoint-90/config.json").write_text("{}")
+    sample = [PROGRAM, "generate --temperature 0 --max-tokens 9 --prompt king --init"]
+    want = run(*sample, model).out
+    for init, env in ((cache, {}), (trainer, {}), ("org/tiny", {"HF_HOME": tmp_path / "hf"}),
+                      ("org/tiny", {"HF_HUB_CACHE": tmp_path / "hf/hub"})):
+        assert run(*sample, init, env=env, cwd=tmp_path).out == want
+    refused(66, "hf download org/tiny --local-dir tiny", *sample, "org/tiny", env={"HF_HOME": tmp_path}, cwd=tmp_path)
+
+
+def test_folders_that_hold_something_else_are_refused_and_the_message_says_what_to_do(model, tmp_path):
+    sample = [PROGRAM, "generate --prompt king --init"]
+    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{0:064d}\nsize 548105171\n"
+    for name in ("model.safetensors", "config.json"):
+        kept = (model / name).read_bytes()
+        for content, says in ((pointer, "is a git-lfs pointer in place of the file, not "),
+                              ("<!DOCTYPE html><html></html>", "is a web page (HTML), not ")):
+            (model / name).write_text(content)
+            refused(65, f"{name}: {says}", *sample, model)
+        (model / name).write_bytes(kept)
+    (model / "model.safetensors").rename(model / "adapter_model.safetensors")
+    edit(model / "adapter_config.json", peft_type="LORA")
+    refused(65, "is a LoRA adapter, without the weights of its model; merge both", *sample, model)
+    (model / "config.json").unlink()
+    refused(65, "is a LoRA adapter, without the weights of its model; merge both", *sample, model)

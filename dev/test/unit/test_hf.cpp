@@ -102,6 +102,15 @@ TEST_CASE("prefixes of wrappers, masks and a tied head change no weight, and pad
     }
 }
 
+TEST_CASE("a file that has the head in place of the embeddings, as save_model() of safetensors writes it, is read") {
+    const FlatState state(small_model, 3);
+    Tensors tensors = hf_tensors(state, "transformer.");
+    named(tensors, "transformer.wte.weight").name = "lm_head.weight";
+    FlatState got(small_model, 0);
+    CHECK(load(got, tensors) == "");
+    CHECK(same_tensors(got, state, false));
+}
+
 TEST_CASE(
     "new rows of the embedding have the mean and 1e-9 of the covariance of the old ones, and depend on the seed") {
     constexpr int more = 2000;
@@ -182,6 +191,17 @@ TEST_CASE("a tensor that is missing, unknown, of another shape or not finite is 
              add(t, "lm_head.weight", {V, C});
          }},
         {"there is no lm_head.weight", [](Tensors&) {}, R"({"tie_word_embeddings":false})"},
+        {"the tensor wte.weight, which belongs to config.json",  // the head alone is no embedding of such a model
+         [](Tensors& t) { named(t, "transformer.wte.weight").name = "lm_head.weight"; },
+         R"({"tie_word_embeddings":false})"},
+        {"; it is of another head, which is not trained here; to go on without it, load the model by AutoModelForCaus",
+         [&](Tensors& t) {
+             add(t, "score.weight", {2, C});
+         }},
+        {"; it is of a LoRA adapter",
+         [&](Tensors& t) {
+             add(t, "base_model.model.transformer.h.0.attn.c_attn.lora_A.weight", {2, C});
+         }},
         {"model.safetensors: element 43 of transformer.h.1.attn.c_attn.weight is nan",
          [](Tensors& t) { named(t, "transformer.h.1.attn.c_attn.weight").values[43] = NAN; }},
         {"model.safetensors: element 1 of transformer.h.0.ln_1.bias is -3.4e+38",  // too large to compute with
