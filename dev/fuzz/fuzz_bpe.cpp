@@ -1,5 +1,5 @@
-// sources: llmc/text/bpe_train.cpp llmc/base/common.cpp llmc/base/files.cpp llmc/base/json.cpp llmc/base/print.cpp
-// llmc/text/tokenizer*.cpp llmc/text/unicode.cpp
+// sources: llmc/text/bpe_train.cpp llmc/base/common.cpp llmc/base/files.cpp llmc/base/content.cpp llmc/base/json.cpp
+// llmc/base/print.cpp llmc/text/tokenizer*.cpp llmc/text/unicode.cpp
 //
 // fuzz_bpe.cpp: runs the tokenizer on any bytes as text. The pieces must cover the text. Decoding must restore the
 // text, with a vocabulary trained on it and with a fixed one. Text split at last_safe_cut must have the same tokens.

@@ -1,5 +1,5 @@
-// sources: llmc/checkpoint/hf.cpp llmc/checkpoint/safetensors.cpp llmc/model/params.cpp
-// llmc/base/common.cpp llmc/base/files.cpp llmc/base/json.cpp llmc/base/print.cpp
+// sources: llmc/checkpoint/hf.cpp llmc/checkpoint/safetensors.cpp llmc/model/params.cpp llmc/base/common.cpp
+// llmc/base/files.cpp llmc/base/content.cpp llmc/base/json.cpp llmc/base/print.cpp
 //
 // fuzz_hf_config.cpp: reads any text as config.json. It must be refused, or give a model whose layout can be computed.
 // The config.json of that model must read back as the same model.

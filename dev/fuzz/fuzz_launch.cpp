@@ -1,5 +1,5 @@
-// sources: llmc/parallel/launch.cpp llmc/base/common.cpp llmc/base/files.cpp llmc/base/host.cpp llmc/base/json.cpp
-// llmc/base/print.cpp
+// sources: llmc/parallel/launch.cpp llmc/base/common.cpp llmc/base/files.cpp llmc/base/host.cpp llmc/base/content.cpp
+// llmc/base/json.cpp llmc/base/print.cpp
 //
 // fuzz_launch.cpp: reads any bytes as a list of hosts, and as the variables of launchers: in each line the first byte
 // chooses a variable, and the others are its value. They must be refused with EXIT_USAGE, or give a rank, a local rank

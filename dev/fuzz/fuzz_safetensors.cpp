@@ -1,5 +1,5 @@
-// sources: llmc/checkpoint/safetensors.cpp llmc/base/common.cpp llmc/base/files.cpp llmc/base/json.cpp
-// llmc/base/print.cpp
+// sources: llmc/checkpoint/safetensors.cpp llmc/base/common.cpp llmc/base/files.cpp llmc/base/content.cpp
+// llmc/base/json.cpp llmc/base/print.cpp
 //
 // fuzz_safetensors.cpp: reads any bytes as a safetensors file, or as an index of files; the first byte decides. They
 // must be refused by an Error, or be readable to the last element. Half of the files get the right length of the

@@ -1,5 +1,5 @@
-// sources: llmc/text/text_reader.cpp llmc/text/tokenizer.cpp llmc/text/unicode.cpp
-// llmc/base/common.cpp llmc/base/files.cpp llmc/base/json.cpp llmc/base/print.cpp
+// sources: llmc/text/text_reader.cpp llmc/text/tokenizer.cpp llmc/text/unicode.cpp llmc/base/common.cpp
+// llmc/base/files.cpp llmc/base/content.cpp llmc/base/json.cpp llmc/base/print.cpp
 //
 // fuzz_text.cpp: reads any bytes as a text file or as JSONL; the first byte chooses the rules. The input must be
 // refused, or give documents. A file that is one document must give all of its bytes.

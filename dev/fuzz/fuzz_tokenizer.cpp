@@ -1,5 +1,5 @@
-// sources: llmc/text/tokenizer*.cpp llmc/text/unicode.cpp llmc/base/common.cpp llmc/base/files.cpp llmc/base/json.cpp
-// llmc/base/print.cpp
+// sources: llmc/text/tokenizer*.cpp llmc/text/unicode.cpp llmc/base/common.cpp llmc/base/files.cpp
+// llmc/base/content.cpp llmc/base/json.cpp llmc/base/print.cpp
 //
 // fuzz_tokenizer.cpp: reads any bytes as one of a tokenizer's files, and as changes to valid files, because random
 // files lack tokens for most bytes. A tokenizer that is accepted must encode any text and decode it again.

@@ -1,5 +1,5 @@
-// sources: llmc/checkpoint/*.cpp llmc/model/params.cpp llmc/base/json.cpp llmc/base/files.cpp llmc/base/print.cpp
-// llmc/text/unicode.cpp llmc/base/common.cpp
+// sources: llmc/checkpoint/*.cpp llmc/model/params.cpp llmc/base/content.cpp llmc/base/json.cpp llmc/base/files.cpp
+// llmc/base/print.cpp llmc/text/unicode.cpp llmc/base/common.cpp
 //
 // fuzz_trainer_state.cpp: reads any text as the trainer.json of a checkpoint, or, by the first byte, any text as one
 // value of a valid one. The target writes the checksum that matches, to reach the checks after it. The text must be
