@@ -94,6 +94,66 @@ def test_transformers_loads_a_checkpoint_with_its_tokenizer(dtype, hf, data, tmp
     assert tokenizer.eos_token_id == model.config.eos_token_id == model.generation_config.eos_token_id
 
 
+SOURCES = {
+    "as transformers saves it": {},
+    "a list of eos": {"eos_token_id": [299, 7], "pad_token_id": 5, "bos_token_id": 3, "task_specific_params": {"a": 1}},
+    "no generation_config.json": {"pad_token_id": 5, "bos_token_id": 3, "eos_token_id": [299]},
+    "save_model": {"resid_pdrop": 0.2, "summary_type": "mean", "use_cache": False},
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_fine_tuned_model_is_configured_and_generates_as_its_source(source, hf, data, tmp_path):
+    model, out, positions = tmp_path / "model", Run(tmp_path / "out"), 64
+    hf.torch.manual_seed(1)
+    config = hf.transformers.GPT2Config(**{"vocab_size": 300, "n_positions": positions, "n_embd": 32, "n_layer": 2,
+                                           "n_head": 2, "bos_token_id": 299, "eos_token_id": 299, **SOURCES[source]})
+    begin = hf.transformers.GPT2LMHeadModel(config)
+    begin.generation_config.update(max_new_tokens=30, repetition_penalty=1.2)
+    begin.save_pretrained(model)
+    if source == "save_model":
+        hf.files.save_model(begin, model / "model.safetensors", metadata={"format": "pt"})
+    if source == "no generation_config.json":
+        (model / "generation_config.json").unlink()
+    for file in ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json"):
+        (model / file).write_bytes((data / file).read_bytes())
+    run(PROGRAM, "--lr 0 --weight-decay 0 --precision fp32 --seq-len 16 --micro-batch 2 --steps 1 --warmup 0 --quiet",
+        ["--train-data", data / "train_*.bin", "--init", model, "--output", out])
+    before, after = load(hf, model), load(hf, out.checkpoint(1))
+    want, got = before.config.to_dict(), after.config.to_dict()
+    changed = {key for key in want | got if want.get(key) != got.get(key)} - {"_name_or_path"}
+    assert changed <= {"architectures", "n_ctx"}, (changed, want, got)
+    assert before.generation_config.to_dict() == after.generation_config.to_dict()
+    prompt = hf.torch.tensor([[5, 6, 7]])
+    for sample in (False, True):
+        texts = []
+        for loaded in (before, after):
+            hf.torch.manual_seed(2)
+            texts.append(loaded.generate(prompt, do_sample=sample).tolist())
+        assert texts[0] == texts[1]
+
+
+def test_new_tokens_are_distributed_as_by_resize_token_embeddings(hf, data, tmp_path):
+    source = train("--steps 2 --precision fp32", out=tmp_path / "run", data=data).checkpoint(2)
+    theirs = load(hf, source)
+    old = theirs.transformer.wte.weight.detach().clone().double()
+    hf.torch.manual_seed(1)
+    theirs.resize_token_embeddings(300 + 4000)
+    run(PROGRAM, "--lr 0 --weight-decay 0 --precision fp32 --seq-len 16 --micro-batch 2 --steps 1 --warmup 0 --quiet",
+        ["--train-data", data / "train_*.bin", "--init", source, "--output", tmp_path / "more", "--vocab-size", 4300])
+    ours = load(hf, Run(tmp_path / "more").checkpoint(1))
+    assert ours.config.vocab_size == 4300
+    samples = [model.transformer.wte.weight.detach().double() for model in (theirs, ours)]
+    scale = (1e-9 * old.var(0, correction=0)).sqrt()
+    normal = [(sample[300:] - old.mean(0)) / scale for sample in samples]  # of variance 1, correlated as the old rows
+    for sample, deviations in zip(samples, normal):
+        assert hf.torch.equal(sample[:300], old)
+        assert deviations.mean(0).abs().max() < 5 / 4000 ** 0.5
+        assert (deviations.var(0) - 1).abs().max() < 5 * (2 / 4000) ** 0.5
+    covariance = [deviations.T @ deviations / 4000 for deviations in normal]
+    assert (covariance[0] - covariance[1]).abs().max() < 6 * (2 * 2 / 4000) ** 0.5
+
+
 @pytest.mark.parametrize("penalty", [1.0, 1.3, 0.7])
 def test_the_likeliest_text_with_a_repetition_penalty_is_that_of_transformers(penalty, hf, trained_long):
     model, tokenizer = load(hf, trained_long), hf.transformers.AutoTokenizer.from_pretrained(trained_long)

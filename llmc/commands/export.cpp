@@ -8,10 +8,12 @@
 // Sets the tokens of the tokenizer, else those of config.json, as llama.cpp's converter does.
 static void set_special_tokens(GGUFVocabulary& out, const Tokenizer& tokenizer, const HFConfig& config, int V) {
     const auto inside = [&](int token) { return token >= 0 && token < V; };
-    const bool same_end = config.eos.empty() || std::ranges::count(config.eos, tokenizer.end_of_text) > 0;
-    out.eos = same_end || !inside(config.eos[0]) ? tokenizer.end_of_text : config.eos[0];
-    out.bos = inside(tokenizer.bos) ? tokenizer.bos : inside(config.bos) ? config.bos : out.eos;
-    out.pad = inside(tokenizer.pad) ? tokenizer.pad : inside(config.pad) ? config.pad : -1;
+    const auto choose = [&](int own, int other, int fallback) {
+        return inside(own) ? own : inside(other) ? other : fallback;
+    };
+    out.eos = choose(tokenizer.eos, config.eos.empty() ? -1 : config.eos[0], tokenizer.end_of_text);
+    out.bos = choose(tokenizer.bos, config.bos, out.eos);
+    out.pad = choose(tokenizer.pad, config.pad, -1);
     out.add_bos = !tokenizer.prefix.empty();
     if (out.add_bos) out.bos = tokenizer.prefix[0];
     if (tokenizer.prefix.size() > 1)

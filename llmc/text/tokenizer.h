@@ -55,6 +55,7 @@ struct Tokenizer {
     std::vector<AddedToken> added;    // by id, end_of_text included
     int end_of_text = 0;              // separates documents
     int bos = -1, pad = -1;           // -1: none
+    int eos = -1;                     // ends a text by tokenizer_config.json; -1: none
     std::vector<int> prefix;          // put in front of every text, by the post_processor or add_bos_token
     std::string chat_template;        // in Jinja; "": none
     int rows = MAX_VOCAB_SIZE;        // of the model's embedding: a text with an added token beyond it is refused

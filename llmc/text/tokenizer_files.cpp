@@ -469,7 +469,8 @@ Tokenizer parse_tokenizer(TokenizerFiles files, const std::string& where) {
         const auto found = ids.find(side.role(role));
         return found == ids.end() ? -1 : found->second;
     };
-    tokenizer.bos = id_of_role("bos_token"), tokenizer.pad = id_of_role("pad_token");
+    tokenizer.bos = id_of_role("bos_token"), tokenizer.eos = id_of_role("eos_token");
+    tokenizer.pad = id_of_role("pad_token");
     tokenizer.prefix = one_file ? prefix_of(file.value("post_processor", json()), tokenizer.vocab_size(), where)
                                 : prefix_of(side, tokenizer.bos, where);
     tokenizer.chat_template = chat_template_of(files, side);

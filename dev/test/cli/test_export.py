@@ -53,7 +53,7 @@ class Gguf:
         if kind == 9:
             inner, count = self.take("<IQ")
             return [self.value(inner) for _ in range(count)]
-        return self.take({4: "<I", 5: "<i", 6: "<f"}[kind])[0]
+        return self.take({4: "<I", 5: "<i", 6: "<f", 7: "<?"}[kind])[0]
 
 
 def expected(name, shape, values):
@@ -199,6 +199,45 @@ def test_the_package_gguf_reads_the_tensors_that_it_would_write(kind, talker, tm
         want = gguf.quants.quantize(numpy.array(values, numpy.float32).reshape(shape), tensor.tensor_type)
         assert tensor.data.tobytes() == want.tobytes(), name
         assert list(tensor.shape) == shape[::-1]
+
+
+@pytest.mark.hf
+@pytest.mark.parametrize("names, ids, prefix", [
+    ({}, {}, None), ({"bos_token": "<b>", "pad_token": "<p>"}, {}, None), ({}, {"pad_token_id": 5}, None),
+    ({"bos_token": "<b>", "chat_template": "{{ messages }}"}, {}, "<b>"),
+    ({"pad_token": "<p>"}, {"pad_token_id": 5}, None),
+    ({"eos_token": "<p>"}, {"eos_token_id": [301, 299]}, None),
+])
+def test_the_package_gguf_finds_the_same_special_tokens_in_the_directory(names, ids, prefix, tmp_path, data):
+    gguf = pytest.importorskip("gguf")
+    model = train("--steps 1 --warmup 0 --vocab-size 304", out=tmp_path / "run", data=data).checkpoint(1)
+
+    def edit(name, change):
+        value = json.loads((model / name).read_text())
+        change(value)
+        (model / name).write_text(json.dumps(value))
+
+    def change(tokenizer):
+        for n, text in enumerate(("<b>", "<p>")):
+            tokenizer["added_tokens"].append({**tokenizer["added_tokens"][0], "id": 300 + n, "content": text})
+        if prefix:
+            tokenizer["post_processor"] = {
+                "type": "TemplateProcessing", "pair": [{"Sequence": {"id": "A", "type_id": 0}}],
+                "single": [{"SpecialToken": {"id": prefix, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+                "special_tokens": {prefix: {"id": prefix, "ids": [300], "tokens": [prefix]}}}
+
+    edit("tokenizer.json", change)
+    edit("tokenizer_config.json", lambda found: found.update(names))
+    edit("config.json", lambda found: found.update(ids))
+    for name in ("trainer.json", "vocab.json", "merges.txt", "special_tokens_map.json"):
+        (model / name).unlink()
+    export(model, tmp_path / "m.gguf")
+    found, want = Gguf(tmp_path / "m.gguf").values, gguf.SpecialVocab(model, n_vocab=304)
+    for ours, theirs in (("bos", "bos"), ("eos", "eos"), ("padding", "pad")):
+        assert found.get(f"tokenizer.ggml.{ours}_token_id") == want.special_token_ids.get(theirs), ours
+    assert found.get("tokenizer.ggml.add_bos_token", False) == want.add_special_token.get("bos", False)
+    assert found.get("tokenizer.chat_template") == want.chat_template
+    gguf.GGUFReader(tmp_path / "m.gguf")
 
 
 @pytest.mark.hf
