@@ -114,10 +114,11 @@ $(error MPI=1, but there is no Open MPI: apt-get install libopenmpi-dev openmpi-
 endif
 endif
 
-# GCC's libgomp is linked statically where it can be: base/host.cpp can set its environment only then.
+# GCC's libgomp is linked statically where it can be: base/host.cpp can set its environment only then. -fno-openmp
+# leaves libgomp.so.1 out, whose constructor would bind the process to one core before the other runtime counts them.
 ifeq ($(SANITIZE)$(LIBOMP_HOME)$(findstring clang,$(CXX)),)
 GOMP   := $(filter /%,$(shell $(CXX) -print-file-name=libgomp.a))
-LDLIBS += $(if $(GOMP),$(GOMP) -ldl -Wl$(comma)--as-needed)
+LDLIBS += $(if $(GOMP),-fno-openmp $(GOMP) -ldl)
 endif
 
 # OpenSSL's libcrypto proves the secret of ranks that find each other by TCP. pkg-config names its folder, if it is not

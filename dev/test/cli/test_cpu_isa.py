@@ -1,6 +1,9 @@
-"""test_cpu_isa.py: CPU_ISA as docs/cpu.md describes it, the number of threads, and peak and MFU in log.jsonl."""
+"""test_cpu_isa.py: CPU_ISA as docs/cpu.md describes it, the number of threads and their cores, and peak and MFU in
+log.jsonl."""
 
 import re
+from collections import Counter
+from pathlib import Path
 
 import pytest
 from harness import PROGRAM, ROOT, Run, execute, refused, run, train_command
@@ -56,3 +59,53 @@ def test_idle_threads_spin_briefly_unless_the_user_sets_how_long():
     assert 0 < spin_count() < 100000
     assert spin_count(GOMP_SPINCOUNT=7) == 7
     assert spin_count(OMP_WAIT_POLICY="passive") == 0
+
+
+def test_the_program_has_one_openmp_runtime():
+    libraries = re.findall(r"^\s*lib(?:gomp|omp|iomp5)\b", run("ldd", PROGRAM).out, re.MULTILINE)
+    inside = re.findall(r" T (?:GOMP_parallel|__kmpc_fork_call)$", run("nm", PROGRAM).out, re.MULTILINE)
+    assert len(libraries) + len(inside) == 1
+
+
+# Prints the cores of each thread as /proc has them.
+PLAIN = r"""
+#include <stdio.h>
+int main() {
+#pragma omp parallel
+#pragma omp critical
+    for (FILE* f = fopen("/proc/thread-self/status", "r"); f;) {
+        char line[4096];
+        if (!fgets(line, sizeof line, f)) break;
+        fputs(line, stdout);
+    }
+}
+"""
+
+
+def masks(status):
+    return Counter(re.findall(r"^Cpus_allowed_list:\t(.*)$", status, re.MULTILINE))
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    source = tmp_path_factory.mktemp("plain") / "plain.c"
+    source.write_text(PLAIN)
+    if "GOMP_parallel" not in run("nm", PROGRAM).out:
+        pytest.skip("this build's OpenMP is not GCC's")
+    run("gcc -fopenmp", source, "-o", source.with_suffix(""))
+    return source.with_suffix("")
+
+
+@pytest.mark.parametrize("settings", [
+    "OMP_PROC_BIND=true", "OMP_PROC_BIND=close", "OMP_PROC_BIND=spread", "OMP_PROC_BIND=false", "OMP_PROC_BIND=master",
+    "OMP_PLACES=cores", "OMP_PLACES=threads", "OMP_PLACES={1},{0}", "GOMP_CPU_AFFINITY=0-1", "GOMP_CPU_AFFINITY=1",
+    "OMP_PROC_BIND=close OMP_NUM_THREADS=3", "OMP_PROC_BIND=spread OMP_THREAD_LIMIT=1"])
+def test_threads_and_their_cores_are_those_of_a_plain_openmp_program(settings, plain, train_in_background, data,
+                                                                     tmp_path):
+    env = {"OMP_NUM_THREADS": None, **dict(setting.split("=") for setting in settings.split())}
+    expected = masks(run(plain, env=env).out)
+    process = train_in_background("--steps 1000000", out=tmp_path, data=data, val=False, env=env)
+    process.wait_for_step(tmp_path, 1)
+    status = [(task / "status").read_text() for task in Path(f"/proc/{process.pid}/task").iterdir()]
+    assert Run(tmp_path).lines("run")[0]["threads"] == expected.total()
+    assert expected <= masks("".join(status))
