@@ -13,9 +13,6 @@
 #include <system_error>
 #include <thread>
 
-#include <omp.h>
-#include <unistd.h>
-
 #include "base/common.h"
 #include "base/host.h"
 #include "base/print.h"
@@ -159,13 +156,10 @@ static bool starts_ranks(const Options& o, const Launch& launch) {
     return false;
 }
 
-// Chooses the device and the number of threads. CPU ranks of a host share its cores, unless mpirun has bound each rank
-// to cores of its own, or the user has chosen a number of threads.
+// Chooses the device and the number of threads.
 static void start_device(const Options& o, const Launch& launch) {
     choose_attention(o.cudnn != "off", o.deterministic != "off");
-    const int cores = int(sysconf(_SC_NPROCESSORS_ONLN)), own = omp_get_num_procs(), ranks = launch.local_world_size;
-    const bool chosen = ranks <= 1 || getenv("OMP_NUM_THREADS");
-    const int threads = chosen ? omp_get_max_threads() : own < cores ? own : std::max(1, cores / ranks);
+    const int threads = choose_threads(launch.local_world_size).threads;
     check_threads(threads);
     device_init(launch.local_rank, threads);
 }

@@ -9,6 +9,7 @@
 #endif
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <fstream>
 #include <latch>
@@ -16,6 +17,8 @@
 #include <system_error>
 #include <thread>
 #include <vector>
+
+#include "base/print.h"
 
 int openmp_threads() {
     int threads = 1;
@@ -71,21 +74,41 @@ void yield_to_training() {
     setpriority(PRIO_PROCESS, id_t(gettid()), 10);
 }
 
+// omp_get_num_procs counts the cores of the calling thread, to which bind_threads leaves one.
+static int cores_of_process() { return std::max(CPU_COUNT(&process_cores), omp_get_num_procs()); }
+
 // glibc reserves 64 MiB of addresses for each thread that allocates. Under `ulimit -v` all threads share one heap.
 __attribute__((constructor)) static void limit_heaps() {
     if (address_space().limit < INT64_MAX) mallopt(M_ARENA_MAX, 1);
 }
 #else
+static int cores_of_process() { return omp_get_num_procs(); }
 void bind_threads() {}
 void yield_to_training() {}
 #endif
+
+double cores_available() { return std::min(double(cores_of_process()), cpu_quota()); }
+
+// CPU ranks of a host share its cores, unless mpirun has bound each rank to cores of its own. They share a CPU quota.
+ThreadChoice choose_threads(int ranks) {
+    const int most = omp_get_max_threads(), cores = int(sysconf(_SC_NPROCESSORS_ONLN)), own = cores_of_process();
+    if (getenv("OMP_NUM_THREADS")) return {most, "OMP_NUM_THREADS"};
+    const std::string shared = ranks > 1 ? format(", shared by %d ranks", ranks) : "";
+    ThreadChoice choice = {std::max(1, cores / std::max(1, ranks)), counted(cores, "core") + shared};
+    if (own < cores) choice = {own, format("bound to %d of %d cores", own, cores)};
+    const double quota = cpu_quota(), part = std::max(1.0, std::floor(std::ceil(quota) / std::max(1, ranks)));
+    if (part < choice.threads) choice = {int(part), format("a CPU quota of %g of %d cores", quota, cores) + shared};
+    if (most < choice.threads) choice = {most, "OpenMP's variables"};
+    return choice;
+}
 
 // Limits how long a waiting thread spins before it sleeps: 4000 turns of libgomp, 100 us on an AMD EPYC. libgomp's
 // default is 8 ms there, libomp's 200 ms. A thread that spins until a descheduled thread returns wastes its core:
 // beside one busy thread on two cores, training then takes 2 times as long as alone, and with this limit 1.5 times.
 // libgomp reads its environment in its constructor, which runs after this one if libgomp is linked statically
 // (mk/find.mk), and libomp at the first parallel region. Settings of the user take precedence.
-__attribute__((constructor(101))) static void limit_spinning() {
+__attribute__((constructor(101))) static void prepare_openmp() {
+    if (const char* threads = getenv("OMP_NUM_THREADS"); threads && !*threads) unsetenv("OMP_NUM_THREADS");
     for (const char* setting : {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY"})
         if (getenv(setting)) return;
     setenv("GOMP_SPINCOUNT", "4000", 0);
@@ -116,23 +139,46 @@ static ControlGroups limit_in(const std::string& folder, bool version_2) {
     return {limit, limit - used + cache};
 }
 
-// Lines of /proc/self/cgroup: "0::/a/b" (version 2), "9:memory:/a/b" or "9:cpu,memory:/a/b" (version 1).
-ControlGroups control_groups(const std::string& root) {
+// Returns the folders of this process's control group with the controller and of its parents, and whether each is of
+// version 2. Lines of /proc/self/cgroup: "0::/a/b" (version 2), "9:memory:/a/b" or "9:cpu,memory:/a/b" (version 1).
+static std::vector<std::pair<std::string, bool>> groups_with(const std::string& controller, const std::string& root) {
     std::ifstream file(root + "/proc/self/cgroup");
-    ControlGroups least = {INT64_MAX, INT64_MAX};
+    std::vector<std::pair<std::string, bool>> groups;
     for (std::string line; std::getline(file, line);) {
         const size_t first = line.find(':'), second = line.find(':', first + 1);
         if (second == std::string::npos) continue;
         const std::string controllers = format(",%s,", line.substr(first + 1, second - first - 1).c_str());
         const bool version_2 = controllers == ",,";
-        if (!version_2 && controllers.find(",memory,") == std::string::npos) continue;
-        const std::string mount = root + "/sys/fs/cgroup" + (version_2 ? "" : "/memory");
+        if (!version_2 && controllers.find("," + controller + ",") == std::string::npos) continue;
+        const std::string mount = root + "/sys/fs/cgroup" + (version_2 ? "" : "/" + controller);
         for (std::string path = line.substr(second + 1);; path.resize(path.rfind('/'))) {
             while (!path.empty() && path.back() == '/') path.pop_back();
-            const ControlGroups here = limit_in(mount + path + "/", version_2);
-            least = {std::min(least.limit, here.limit), std::min(least.available, here.available)};
+            groups.push_back({mount + path + "/", version_2});
             if (path.empty()) break;
         }
+    }
+    return groups;
+}
+
+ControlGroups control_groups(const std::string& root) {
+    ControlGroups least = {INT64_MAX, INT64_MAX};
+    for (const auto& [folder, version_2] : groups_with("memory", root)) {
+        const ControlGroups here = limit_in(folder, version_2);
+        least = {std::min(least.limit, here.limit), std::min(least.available, here.available)};
+    }
+    return least;
+}
+
+// cpu.max has "max 100000" or "150000 100000", in microseconds. In version 1 the quota is -1 for none.
+double cpu_quota(const std::string& root) {
+    double least = INFINITY;
+    for (const auto& [folder, version_2] : groups_with("cpu", root)) {
+        double quota = 0.0, period = 0.0;
+        std::ifstream file(folder + (version_2 ? "cpu.max" : "cpu.cfs_quota_us"));
+        file >> quota;
+        if (!version_2) file = std::ifstream(folder + "cpu.cfs_period_us");
+        file >> period;
+        if (quota > 0.0 && period > 0.0) least = std::min(least, quota / period);
     }
     return least;
 }

@@ -20,6 +20,11 @@ struct AddressSpace {
 };
 AddressSpace address_space();
 
+// Returns the CPU quota of this process's control groups and their parents, in cores. INFINITY: no quota.
+double cpu_quota(const std::string& root = "");
+// Returns the cores that the process could use when it started, or its CPU quota, if that is less.
+double cores_available();
+
 // Returns the bytes that are free on the machine and under the control groups.
 int64_t host_bytes_left();
 // Returns the bytes that each of `processes` processes of this machine can still allocate, apart from HOST_BYTES_KEPT.
@@ -30,6 +35,13 @@ void check_threads(int threads);
 // Returns the number of threads of a parallel region. It depends on OMP_NUM_THREADS, OMP_THREAD_LIMIT and the cores
 // that the process may use, so it is measured in a region.
 int openmp_threads();
+// The threads for each of `ranks` processes of this machine, and what limits their number: OMP_NUM_THREADS, or else its
+// part of the cores and of the CPU quota.
+struct ThreadChoice {
+    int threads;
+    std::string limit;
+};
+ThreadChoice choose_threads(int ranks = 1);
 
 // Binds each OpenMP thread to a core of its own if there are as many as cores that the process may use. Beside a busy
 // program the scheduler may put two of them on one core otherwise, where they wait for each other. Settings of the user

@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "base/host.h"
 #include "checkpoint/checkpoint.h"
 #include "commands/commands.h"
 #include "model/mfu.h"
@@ -64,6 +65,7 @@ int run_plan(const Options& options, Dtype dtype, const Launch& launch) {
     const DeviceInfo device = device_info();
     std::vector<Row> rows =
         plan_table(dtype, o, source, batch, device, device_bytes_free(), corpus ? &*corpus : nullptr);
+    if (device_memory_is_host()) rows.push_back({"threads", format("%d: ", openmp_threads()) + choose_threads().limit});
     const double flops = flops_per_token(source.config, T), peak = peak_flops(device, dtype);
     rows.push_back({"work", plain_number(flops / 1e9, 4) + " GFLOP per token, " +
                                 plain_number(flops * double(batch.tokens_per_step) / 1e12, 4) + " TFLOP per step"});

@@ -274,7 +274,7 @@ int run_tokenize(const Options& o, const Launch& launch) {
     check_one_process(o, launch);
     check_options(o);
     CorpusRules rules{o.split, o.text_key, o.skip_bad_lines, o.val_fraction};
-    const int threads = omp_get_max_threads();
+    const int threads = choose_threads().threads;
     check_threads(threads);
     FoundFiles found = find_text_files(o.inputs);
     if (!o.quiet) print_left_out(found.others, "of other kinds");

@@ -2,8 +2,6 @@
 // scratch memory that all operations share. Shapes: inp (N, IC), weight (OC, IC), out (N, OC).
 #include "cpu/matmul.h"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <cmath>
 #include <utility>
@@ -104,7 +102,7 @@ static double sum_of_threads() {
 
 template <class floatX>
 double measure_peak_flops() {  // threads that share a core each measure its full rate, hence the factor
-    return sum_of_threads<floatX>() * std::min(1.0, double(omp_get_num_procs()) / openmp_threads());
+    return sum_of_threads<floatX>() * std::min(1.0, cores_available() / openmp_threads());
 }
 template double measure_peak_flops<float>();
 template double measure_peak_flops<bf16>();

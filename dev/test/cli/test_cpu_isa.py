@@ -1,6 +1,7 @@
 """test_cpu_isa.py: CPU_ISA as docs/cpu.md describes it, the number of threads and their cores, and peak and MFU in
 log.jsonl."""
 
+import os
 import re
 from collections import Counter
 from pathlib import Path
@@ -109,3 +110,42 @@ def test_threads_and_their_cores_are_those_of_a_plain_openmp_program(settings, p
     status = [(task / "status").read_text() for task in Path(f"/proc/{process.pid}/task").iterdir()]
     assert Run(tmp_path).lines("run")[0]["threads"] == expected.total()
     assert expected <= masks("".join(status))
+
+
+@pytest.fixture
+def quota(tmp_path):
+    """quota(CORES): the start of a command whose control groups, of both versions, have this CPU quota."""
+
+    def start(cores):
+        groups, us = tmp_path / "groups", int(cores * 100000)
+        for name, text in (("cpu.max", f"{us} 100000"), ("cpu/cpu.cfs_quota_us", us),
+                           ("cpu/cpu.cfs_period_us", 100000)):
+            (groups / name).parent.mkdir(parents=True, exist_ok=True)
+            (groups / name).write_text(f"{text}\n")
+        command = ["unshare", "-rm", "sh", "-c", f'mount --bind {groups} /sys/fs/cgroup && exec "$@"', "sh"]
+        if execute(command, "true").code != 0:
+            pytest.skip("unshare cannot mount here")
+        return command
+
+    return start
+
+
+def test_a_cpu_quota_is_shared_by_ranks_and_the_user_overrides_it(quota, data, tmp_path):
+    cores = os.cpu_count()
+    if not 2 <= cores == len(os.sched_getaffinity(0)):
+        pytest.skip("needs two cores, and all of the machine's")
+
+    def threads(granted, options="", **env):
+        """Returns the row `threads` and the number in log.jsonl."""
+        given = ["--steps 2 --quiet=0 --checkpoint-every 0", options]
+        command = train_command(*given, out=tmp_path / "run", data=data, val=False)
+        printed = run(quota(granted), command, env={"OMP_NUM_THREADS": None, **env}).out
+        row = re.search("^threads +(.*)$", printed, re.MULTILINE)[1]
+        return [row, Run(tmp_path / "run").lines("run")[0]["threads"]]
+
+    assert threads(0.6) == [f"1: a CPU quota of 0.6 of {cores} cores", 1]
+    assert threads(cores) == [f"{cores}: {cores} cores", cores]
+    assert threads(0.6, OMP_NUM_THREADS="") == threads(0.6)
+    assert threads(0.6, OMP_NUM_THREADS=2) == ["2: OMP_NUM_THREADS", 2]
+    half = cores // 2
+    assert threads(cores, "--ranks 2", OMP_NUM_THREADS="") == [f"{half}: {cores} cores, shared by 2 ranks", half]

@@ -1,5 +1,6 @@
 // test_device.cpp: tests device.h on the CPU: allocations and their failures, copies, timers, and scratch memory.
 #include <chrono>
+#include <cmath>
 #include <cstdlib>
 #include <thread>
 
@@ -76,6 +77,23 @@ TEST_CASE("control groups of version 1, also if the mount shows only the contain
     machine.check(6000, 4150);
     machine.write(mount + "docker/1f/memory.limit_in_bytes", "3000");
     machine.check(3000, 3000);
+}
+
+TEST_CASE("the CPU quota is the least of all levels, in cores") {
+    const Machine second("0::/a/b"), first("3:cpu,cpuacct:/x\n2:cpuset:/y\n0::/");
+    const std::string a = "/sys/fs/cgroup/a/", mount = "/sys/fs/cgroup/cpu/";
+    CHECK(cpu_quota(second.root.path) == INFINITY);
+    second.write(a + "cpu.max", "150000 100000");
+    second.write(a + "b/cpu.max", "max 100000");
+    CHECK(cpu_quota(second.root.path) == 1.5);
+    second.write(a + "b/cpu.max", "25000 50000");
+    CHECK(cpu_quota(second.root.path) == 0.5);
+    first.write(mount + "x/cpu.cfs_quota_us", "-1");
+    first.write(mount + "x/cpu.cfs_period_us", "100000");
+    CHECK(cpu_quota(first.root.path) == INFINITY);
+    first.write(mount + "cpu.cfs_quota_us", "300000");
+    first.write(mount + "cpu.cfs_period_us", "100000");
+    CHECK(cpu_quota(first.root.path) == 3.0);
 }
 
 TEST_CASE("processes of a host share its memory") {
