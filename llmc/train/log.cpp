@@ -251,6 +251,17 @@ static std::string step_json(const LogOptions& o, const StepRecord& r) {
     return line.finished();
 }
 
+double seconds_left(const LogOptions& o, int64_t step, double step_seconds, const PauseTimes& pauses) {
+    double seconds = double(o.total_steps - step - 1) * step_seconds;
+    for (size_t kind = 0; kind < pauses.size(); kind++) {
+        const int64_t every = o.pause_every[kind];
+        if (every == 0 || pauses[kind].count == 0) continue;
+        const int64_t left = o.total_steps / every - step / every + (o.total_steps % every != 0);
+        seconds += double(left) * pauses[kind].seconds / pauses[kind].count;
+    }
+    return seconds;
+}
+
 // Draws the live line, at most ten times a second, or prints every log_every-th line. The last step is always shown.
 void Log::step(const StepRecord& r) {
     const double keep = std::min(0.95, double(steps) / double(steps + 1));  // the first steps have equal weights
@@ -258,7 +269,7 @@ void Log::step(const StepRecord& r) {
     mean_tokens = keep * mean_tokens + (1.0 - keep) * double(r.step_tokens);
     steps++;
     const double tokens_per_s = mean_ms > 0 ? 1e3 * mean_tokens / mean_ms : 0.0;
-    const double eta = 1e-3 * mean_ms * double(options.total_steps - r.step - 1);
+    const double eta = seconds_left(options, r.step, 1e-3 * mean_ms, pauses);
     const bool last = r.step + 1 == options.total_steps;
     if (live) {
         line = step_line(options, r, tokens_per_s, eta, terminal_columns());

@@ -18,6 +18,7 @@
 //
 // A write error does not stop the run: one warning goes to stderr, and the lines are written with a later one.
 #pragma once
+#include <array>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -26,6 +27,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 
+#include "base/common.h"
 #include "base/print.h"
 
 struct TaskResult;  // infer/tasks.h
@@ -56,7 +58,19 @@ struct LogOptions {
     bool tensorboard = false;
     Reference reference = {};                        // validations are compared with it
     double flops_per_token = 0.0, peak_flops = 0.0;  // for MFU; 0: left out
+    std::array<int64_t, 4> pause_every = {};         // steps between two pauses of each kind; 0: there are none
 };
+
+// Kinds of work between two steps. Each is done every N steps, and after the last step.
+enum class Pause { validation, tasks, sample, save };
+struct PauseTime {
+    double seconds = 0.0;  // of all so far
+    int count = 0;
+};
+using PauseTimes = std::array<PauseTime, 4>;
+
+// Returns the seconds that a run still needs after `step`. A kind of pause that has not occurred yet takes no time.
+double seconds_left(const LogOptions& options, int64_t step, double step_seconds, const PauseTimes& pauses);
 
 struct StepRecord {
     int64_t step = 0;
@@ -81,6 +95,7 @@ struct GrowingFile {
 
 struct Log {
     LogOptions options;
+    PauseTimes pauses = {};  // for the ETA
 
     // Opens log.jsonl. A new run moves an older one aside, to log.1.jsonl and so on. A resumed run removes the lines
     // that it writes again (from resume_step on), those of later checkpoints, and an incomplete last line.
@@ -115,6 +130,18 @@ struct Log {
     GrowingFile lines, events;                // log.jsonl, and with --tensorboard an event file
     int64_t steps = 0;                        // steps of this start
     double mean_ms = 0.0, mean_tokens = 0.0;  // exponential means over about 20 steps
+};
+
+// Measures a pause until the end of a scope.
+struct PauseTimer {
+    Log& log;
+    Pause kind;
+    double begin = seconds_now();
+
+    ~PauseTimer() {
+        log.pauses[size_t(kind)].seconds += seconds_now() - begin;
+        log.pauses[size_t(kind)].count++;
+    }
 };
 
 // "step  1200/19560 | loss  3.8121 | norm  0.41 | lr 5.93e-04 |   140.0 ms | 3745k tok/s | 38.0% MFU | eta 43m",

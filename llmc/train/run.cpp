@@ -523,6 +523,9 @@ static void open_log(Run& run, const Launch& launch, const DeviceInfo& device, c
     options.resume_step = resumes ? state.step : -1;
     options.flops_per_token = flops_per_token(run.start.config, run.batch.T);
     options.peak_flops = peak_flops(device, run.dtype) * run.groups.world.world_size;
+    options.pause_every = {run.data.val.shards.empty() ? 0 : o.val_every,
+                           run.data.tasks.empty() ? 0 : std::max(o.val_every, o.eval_every),
+                           run.start.tokenizer ? o.sample_every : 0, o.checkpoint_every};
     options.tensorboard = o.tensorboard;
     json info = run_info(run, device);
     if (run.is_rank0() && !run.data.val.shards.empty()) options.reference = find_reference(o.reference, info);

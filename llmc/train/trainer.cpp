@@ -330,7 +330,10 @@ void Trainer<floatX>::validate(int64_t step) {
         stop |= run.groups.world.any_rank(stop_requested());
         return !stop;
     };
-    const std::optional<double> loss = evaluate(model, *val_loader, run.groups.dp, go_on);
+    const std::optional<double> loss = [&] {
+        const PauseTimer timer{log, Pause::validation};
+        return evaluate(model, *val_loader, run.groups.dp, go_on);
+    }();
     stop |= !loss;
     if (loss) {
         state.val_loss = *loss;
@@ -338,12 +341,14 @@ void Trainer<floatX>::validate(int64_t step) {
         log.val(step, *loss, state.val_bytes);
     }
     const Options& o = run.options;
-    const bool evaluates = step % std::max<int64_t>(1, o.eval_every) == 0 || step == o.steps;
-    for (const Task& task : run.data.tasks) {
-        if (!evaluates || stop) break;
-        const auto scores = score(model, task.sequences(), !task.has_choices(), run.groups.dp, go_on);
-        stop |= !scores;
-        if (scores) log.eval(step, summarize(task, *scores));
+    if (step % std::max<int64_t>(1, o.eval_every) == 0 || step == o.steps) {
+        const PauseTimer timer{log, Pause::tasks};
+        for (const Task& task : run.data.tasks) {
+            if (stop) break;
+            const auto scores = score(model, task.sequences(), !task.has_choices(), run.groups.dp, go_on);
+            stop |= !scores;
+            if (scores) log.eval(step, summarize(task, *scores));
+        }
     }
     if (loss) compare_with_best(step);
 }
@@ -356,6 +361,7 @@ void Trainer<floatX>::sample(int64_t step) {
     const Options& o = run.options;
     if (!together && !run.is_rank0()) return;
     const ProfileRange range("sample", step);
+    const PauseTimer timer{log, Pause::sample};
     const Tokenizer& tokenizer = *run.start.tokenizer;
     const std::vector<int> prompt = encode_prompt(tokenizer, o.sample_prompt);
     Sampler sampler;
