@@ -17,13 +17,15 @@ struct DeviceInfo {
     int64_t memory_bytes;    // total
     double peak_flops_bf16;  // FLOP/s of the matrix units for the MFU line; 0: not known
     double peak_flops_fp32;
-    std::string peak_source;   // "data sheet", "measured at start", or why no peak is known
+    std::string peak_source;   // "data sheet", "measured at start" (a lower bound), or why no peak is known
     std::string cpu_isa = {};  // instruction set of the CPU operations, a value of CPU_ISA; empty on a GPU
 };
 
 // Call this once, before all other functions here. threads: CPU threads to use, 0 = one per core.
 void device_init(int local_rank, int threads);
 DeviceInfo device_info();
+// Measures the peak FLOP/s of a CPU, and returns the highest value so far; 0 on a GPU.
+double device_measure_peak(Dtype dtype);
 int device_count();              // GPUs that this process sees; the CPU counts as one
 bool device_memory_is_host();    // true on the CPU
 bool device_bf16_is_faster();    // whether bf16 matmuls are faster than fp32; decides --precision auto

@@ -20,6 +20,7 @@ static void add_time(std::vector<Row>& rows, Dtype dtype, const Options& o, cons
     const int ranks = batch.world_size * o.tensor_parallel;
     std::optional<MeasuredStep> measured;
     if (o.measure == "on") measured = measure_step(dtype, config, batch.B, batch.T, memory_options_of(o, 1), peak);
+    peak = std::max(peak, device_measure_peak(dtype));
     if (!measured && peak == 0) return rows.push_back({"time", "unknown: no step was measured, and no peak is known"});
     const double flops = flops_per_token(config, batch.T) * double(batch.tokens_per_step) / ranks;
     double seconds = flops / (ASSUMED_MFU * peak);
@@ -62,15 +63,16 @@ int run_plan(const Options& options, Dtype dtype, const Launch& launch) {
         check_vocabulary(*corpus, "--train-data", source, o);
     }
     if (corpus || o.steps > 0) resolve_steps(o, corpus ? corpus->num_windows * T / batch.tokens_per_step : 0);
-    const DeviceInfo device = device_info();
-    std::vector<Row> rows =
-        plan_table(dtype, o, source, batch, device, device_bytes_free(), corpus ? &*corpus : nullptr);
+    const int64_t available = device_bytes_free(),
+                  done = source.resume.empty() ? 0 : read_trainer_state(source.resume).step;
+    std::vector<Row> time;  // measured first: a CPU's peak, of which it has more samples, is in the table
+    add_time(time, dtype, o, source.config, batch, peak_flops(device_info(), dtype), done);
+    std::vector<Row> rows = plan_table(dtype, o, source, batch, device_info(), available, corpus ? &*corpus : nullptr);
     if (device_memory_is_host()) rows.push_back({"threads", format("%d: ", openmp_threads()) + choose_threads().limit});
-    const double flops = flops_per_token(source.config, T), peak = peak_flops(device, dtype);
+    const double flops = flops_per_token(source.config, T);
     rows.push_back({"work", plain_number(flops / 1e9, 4) + " GFLOP per token, " +
                                 plain_number(flops * double(batch.tokens_per_step) / 1e12, 4) + " TFLOP per step"});
-    const int64_t done = source.resume.empty() ? 0 : read_trainer_state(source.resume).step;
-    add_time(rows, dtype, o, source.config, batch, peak, done);
+    rows.insert(rows.end(), time.begin(), time.end());
     const int64_t checkpoint = checkpoint_bytes(ParamLayout(source.config), checkpoint_format(o));
     rows.push_back({"disk", describe_disk(o, checkpoint)});
     for (const std::string& line : table_lines(rows)) print_stdout(line + "\n");

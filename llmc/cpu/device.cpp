@@ -46,19 +46,22 @@ void device_init(int, int threads) {
     flush_denormals();
 }
 
+double device_measure_peak(Dtype dtype) {
+    static double best[2] = {};
+    double& peak = best[dtype == Dtype::bf16];
+    return peak = std::max(peak, with_dtype(dtype, [](auto x) { return cpu::measure_peak_flops<decltype(x)>(); }));
+}
+
 DeviceInfo device_info() {
-    static const DeviceInfo info = [] {
-        const int64_t memory_bytes = int64_t(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
-        const int threads = openmp_threads();
-        return DeviceInfo{.name = format("%s, %d thread%s, %s", cpu_model().c_str(), threads, threads == 1 ? "" : "s",
-                                         isa_name(isa())),
-                          .memory_bytes = std::min(memory_bytes, control_groups().limit),
-                          .peak_flops_bf16 = cpu::measure_peak_flops<bf16>(),
-                          .peak_flops_fp32 = cpu::measure_peak_flops<float>(),
-                          .peak_source = "measured at start",
-                          .cpu_isa = isa_name(isa())};
-    }();
-    return info;
+    const int64_t memory_bytes = int64_t(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
+    const int threads = openmp_threads();
+    return {
+        .name = format("%s, %d thread%s, %s", cpu_model().c_str(), threads, threads == 1 ? "" : "s", isa_name(isa())),
+        .memory_bytes = std::min(memory_bytes, control_groups().limit),
+        .peak_flops_bf16 = device_measure_peak(Dtype::bf16),
+        .peak_flops_fp32 = device_measure_peak(Dtype::fp32),
+        .peak_source = "measured at start",
+        .cpu_isa = isa_name(isa())};
 }
 
 int device_count() { return 1; }

@@ -219,6 +219,7 @@ DeviceInfo device_info() {
             .peak_source = peak.bf16 > 0 ? "data sheet" : "no data sheet known"};
 }
 
+double device_measure_peak(Dtype) { return 0.0; }
 int device_count() { return count_gpus(); }
 
 bool device_memory_is_host() { return false; }

@@ -192,7 +192,8 @@ static GrowingFile open_to_append(const std::string& path) {
     return {path, fd};
 }
 
-Log::Log(const LogOptions& given) : options(given), live(!given.quiet && !given.silent && has_terminal()) {
+Log::Log(const LogOptions& given)
+    : options(given), first_peak(given.peak_flops), live(!given.quiet && !given.silent && has_terminal()) {
     if (options.output.empty()) return;
     const std::string path = options.output + "/log.jsonl";
     if (options.resume_step >= 0) {
@@ -238,7 +239,7 @@ void Log::warn(const std::string& text) {
 }
 
 // Returns a step's line in log.jsonl. Its rate is that of this step alone.
-static std::string step_json(const LogOptions& o, const StepRecord& r) {
+static std::string step_json(const LogOptions& o, double first_peak, const StepRecord& r) {
     LogLine line("step");
     line.add("step", r.step).add("tokens", r.tokens);
     line.add_float("loss", r.loss).add_float("grad_norm", r.grad_norm).add_float("lr", r.lr);
@@ -246,6 +247,7 @@ static std::string step_json(const LogOptions& o, const StepRecord& r) {
     const double rate = r.step_ms > 0 ? 1e3 * double(r.step_tokens) / r.step_ms : 0.0;
     line.add("step_ms", r.step_ms, 1).add("tokens_per_s", rate, 0);
     if (o.peak_flops > 0) line.add("mfu", mfu(rate, o.flops_per_token, o.peak_flops), 4);
+    if (o.peak_flops > first_peak) line.add("peak_flops", o.peak_flops, 0);
     line.add("loader_wait_ms", r.loader_wait_ms, 1);
     if (r.comm_bytes >= 0) line.add("comm_exposed_ms", r.comm_exposed_ms, 1).add("comm_bytes", r.comm_bytes);
     return line.finished();
@@ -277,7 +279,7 @@ void Log::step(const StepRecord& r) {
     } else if (last || r.step % options.log_every == 0) {
         print_line(step_line(options, r, tokens_per_s, eta));
     }
-    append(step_json(options, r));
+    append(step_json(options, first_peak, r));
 }
 
 void Log::val(int64_t step, double val_loss, double bytes_per_token) {

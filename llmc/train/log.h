@@ -3,8 +3,8 @@
 // log.jsonl has one JSON object per line, flushed line by line. The field "kind" is one of:
 //   run          first line of each start: version, command line, device, libraries, model, data, options
 //   step         step, tokens, loss, grad_norm, lr, if the step did not change the weights `skipped` (why), then the
-//                fields that depend on time: step_ms, tokens_per_s, mfu, loader_wait_ms, and with several ranks
-//                comm_exposed_ms and comm_bytes, all of rank 0
+//                fields that depend on time: step_ms, tokens_per_s, mfu, peak_flops if it is no longer that of the
+//                line `run`, loader_wait_ms, and with several ranks comm_exposed_ms and comm_bytes, all of rank 0
 //   val          step, val_loss, with a tokenizer bits_per_byte, and with a reference its loss at this step,
 //                reference_loss                                    sample      step, text
 //   eval         step, task, rows, acc, acc_stderr, with choices acc_mean and acc_norm, else perplexity
@@ -18,6 +18,7 @@
 //
 // A write error does not stop the run: one warning goes to stderr, and the lines are written with a later one.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <map>
@@ -104,6 +105,8 @@ struct Log {
     Log(const Log&) = delete;
 
     void begin_run(const std::string& info);  // the first line; info: a JSON object
+    // A peak (FLOP/s, of all ranks) that is higher than the one so far counts from now on.
+    void raise_peak(double flops) { options.peak_flops = std::max(options.peak_flops, flops); }
     void table(const std::vector<Row>& rows);
     void note(const std::string& text) { print_line(message_text(text)); }  // an informational line
     void warn(const std::string& text);  // on stderr, also when quiet, and in log.jsonl
@@ -123,6 +126,7 @@ struct Log {
     void draw();
     void clear();
 
+    double first_peak;   // FLOP/s, of the line `run`
     bool live;           // stderr is a terminal, and its last line shows the last step
     std::string line;    // the live line
     double drawn = 0.0;  // seconds_now() when it was drawn

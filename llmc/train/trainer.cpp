@@ -268,6 +268,8 @@ void Trainer<floatX>::log_step(int64_t step, const StepResults& r, const std::st
     record.comm_exposed_ms = 1e3 * (exposed - clock.comm_exposed);
     record.comm_bytes = run.groups.world.world_size > 1 ? r.comm_bytes : -1;
     record.skipped = skipped;
+    if (device_memory_is_host())  // no step is faster than the peak
+        log.raise_peak(1e3 * log.options.flops_per_token * double(record.step_tokens) / record.step_ms);
     log.step(record);
     trace_step(step, clock.begin, now);
     clock.begin = now;
@@ -276,6 +278,10 @@ void Trainer<floatX>::log_step(int64_t step, const StepResults& r, const std::st
     own_ms = float(record.step_ms - record.comm_exposed_ms);
     const std::string slow = stragglers.add(r.values.statuses, run.groups.world.world_size, record.step_ms);
     if (!slow.empty()) log.warn(slow);
+    if (!device_memory_is_host() || !run.is_rank0() || now < peak_due) return;
+    log.raise_peak(run.groups.world.world_size * device_measure_peak(run.dtype));
+    peak_due = now + (peak_wait *= 2.0);
+    start_clock(step + 1);  // the measurement is no part of a step
 }
 
 // A step that ends the run because it is not finite is not counted, and neither is the step that is queued after it:

@@ -95,6 +95,8 @@ struct Trainer {
     std::string failure;  // reason why training cannot continue, such as a loss that is not finite; `stop` is then set
     std::function<void(int64_t step)> save_best;  // the Saver's; all ranks call it, after the best validation so far
     float own_ms = 0.0f;                          // time of the last finished step, without waits for other ranks
+    // Other programs may use the cores while a CPU's peak is measured, so it is measured again after 1, 3, 7, 15 ... s.
+    double peak_wait = 1.0, peak_due = seconds_now() + peak_wait;
     struct {
         double begin, loader_waited, comm_exposed;  // at the begin of the step that the host finishes next
         int64_t bytes_sent;                         // total at the begin of the step that is queued

@@ -139,4 +139,5 @@ TEST_CASE("device_info names the processor, the threads and the instructions, an
     CHECK(info.peak_flops_fp32 > least);
     CHECK(info.peak_flops_bf16 > least);
     CHECK(info.peak_source == "measured at start");
+    CHECK(device_measure_peak(Dtype::bf16) >= info.peak_flops_bf16);  // the best measurement so far
 }

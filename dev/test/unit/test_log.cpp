@@ -124,6 +124,18 @@ TEST_CASE("log.jsonl has one object per line with its keys in order, timing last
     CHECK(lines[6].ends_with(R"("non_finite":"loss grad_norm"})"));
 }
 
+TEST_CASE("after a higher peak is found, MFU is a fraction of that, and the line has it") {
+    const TemporaryDirectory dir;
+    Log log(with_peak(quiet(dir.path)));
+    for (const double factor : {0.5, 2.0}) {
+        log.raise_peak(factor * 8 * 989e12);
+        log.step(record(0));
+    }
+    const auto lines = lines_of(dir / "log.jsonl");
+    CHECK(contains(lines[0], R"("mfu":0.3802,"loader_wait_ms")"));
+    CHECK(contains(lines[1], R"("mfu":0.1901,"peak_flops":15824000000000000,"loader_wait_ms")"));
+}
+
 TEST_CASE("the time left counts the pauses to come: every N steps, and after the last") {
     LogOptions o = steps(100);
     o.pause_every = {10, 20, 0, 40};  // validation, tasks, no samples, saves
