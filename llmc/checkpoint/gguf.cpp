@@ -91,7 +91,7 @@ void convert(uint16_t* out, const GGUFType& type, const float* x, int64_t count)
 }
 
 void write_tensor(OutputFile& file, const GGUFTensor& tensor, const std::string& weights, const float* x) {
-    uint16_t out[CHUNK * 2];
+    std::vector<uint16_t> out(CHUNK * 2);  // an array would be all of the stack under `ulimit -s 256`
     float largest = 0;
     for (int64_t at = 0; at < tensor.rows * tensor.cols; at += CHUNK) {
         const int64_t count = std::min(CHUNK, tensor.rows * tensor.cols - at);
@@ -99,8 +99,8 @@ void write_tensor(OutputFile& file, const GGUFTensor& tensor, const std::string&
         if (largest >= tensor.type.limit)
             fail(EXIT_BAD_DATA, "%s: %s has a value of size %g, which is too large for %s; give --type bf16 or f32",
                  weights.c_str(), tensor.name.c_str(), double(largest), tensor.type.name);
-        convert(out, tensor.type, x + at, count);
-        file.write(out, count / tensor.type.block * tensor.type.bytes);
+        convert(out.data(), tensor.type, x + at, count);
+        file.write(out.data(), count / tensor.type.block * tensor.type.bytes);
     }
     file.write(std::string(ALIGNMENT, '\0').data(), tensor.padding());
 }

@@ -134,6 +134,10 @@ def test_the_vocabulary_has_added_tokens_and_names_for_those_that_the_tokenizer_
         "token_type": [1] * 299 + [3, 4, 3, 5, 5]}
 
 
+def test_a_small_stack_is_enough(trained, tmp_path):
+    run(["bash", "-c", 'ulimit -s 100; exec "$@"', "bash"], PROGRAM, "export", trained, tmp_path / "m.gguf")
+
+
 def test_what_cannot_be_exported_is_one_sentence_and_leaves_no_file(trained, tmp_path):
     folder = tmp_path / "files"
     folder.mkdir()
