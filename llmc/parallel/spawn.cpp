@@ -1,6 +1,7 @@
 #include "parallel/launch.h"
 
 #include <fcntl.h>
+#include <pwd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #ifdef __linux__
@@ -77,6 +78,7 @@ static void become_mpirun(int count, char** argv) {
         setenv(name, value, 0);
     if (geteuid() == 0)
         for (const char* name : {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"}) setenv(name, "1", 0);
+    if (!getpwuid(geteuid())) setenv("HOME", "/", 0);  // without both, the PMIx of Open MPI 4 crashes
     hide_mpirun();
     execvp(words[0], const_cast<char**>(words.data()));
     print_message(format("error: --ranks %d needs mpirun: %s; apt-get install openmpi-bin", count, strerror(errno)));

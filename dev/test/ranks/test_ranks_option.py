@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from harness import assert_same_run, execute, ranks, ranks_of, refused, run, train, train_command
+from harness import assert_same_run, execute, preload, ranks, ranks_of, refused, run, train, train_command
 from mpi import mpirun_says, wait_for_end_of
 
 ENDLESS = "--ranks 2 --steps 1000000 --checkpoint-every 100000"
@@ -77,6 +77,11 @@ def test_ranks_start_where_no_network_can_be_made(data):
         pytest.skip("namespaces cannot be limited here")
     result = run(limited, train_command(OPTIONS, "--ranks 2", out="", data=data))
     assert "warning: mpirun listens on all addresses" in result.err
+
+
+def test_ranks_start_without_home_and_user_name(data, tmp_path):
+    nobody = preload(tmp_path, "void* getpwuid(unsigned id) { return (void*)(id * 0ul); }")
+    train(OPTIONS, "--ranks 2", out="", data=data, env={**nobody, "HOME": None})
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
