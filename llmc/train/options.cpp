@@ -250,7 +250,7 @@ static std::string take_text(std::string& line, const std::string& where) {
 // Reads lines name = value of TOML. CLI11's own reader (2.1.2) would cut texts at #, and splits them at commas.
 static std::vector<std::pair<std::string, std::string>> read_toml(const std::string& text, const std::string& path) {
     std::vector<std::pair<std::string, std::string>> items;
-    std::istringstream lines(text);
+    std::istringstream lines(text.starts_with("\xef\xbb\xbf") ? text.substr(3) : text);  // a byte order mark
     std::string line;
     for (int number = 1; std::getline(lines, line); number++) {
         const std::string where = format("%s, line %d", path.c_str(), number);
@@ -293,6 +293,9 @@ void Parser::read_text(const std::string& path, const std::string& text, bool sa
     for (const auto& [name, value] : read_toml(text, path)) {
         if (!names.insert(name).second)
             fail(EXIT_BAD_DATA, "%s: %s is there twice", path.c_str(), printable(name).c_str());
+        if (name == "config")
+            fail(EXIT_BAD_DATA, "%s: config = %s: a file names no further one; put its options here", path.c_str(),
+                 shell_word(value).c_str());
         if (name == "directory") {
             directory = value;
             continue;

@@ -322,6 +322,10 @@ TEST_CASE("the command line comes before --config, and --config before run.toml"
     const Options o = resumed(out, {"--config", (out / "more.toml").c_str(), "--lr", "0.3"});
     CHECK((o.lr == 0.3 && o.steps == 1000 && o.seed == 7 && o.sample_prompt == "a # é\n"));
     CHECK(changed_options(o) == "--steps 1000 (was 5), --lr 0.3 (was 0.1)");
+    for (const char* line : {"steps = 7", "# comment\nsteps = 7"}) {  // after a byte order mark
+        write_bytes(out / "more.toml", "\xef\xbb\xbf" + std::string(line));
+        CHECK(train({"--config", (out / "more.toml").c_str()}).steps == 7);
+    }
     CHECK(resumed(out, {"--model", "d24"}).model == "d24");
     CHECK(resumed(out, {"--layers", "1", "--heads", "1", "--channels", "16"}).model == "");
 }
@@ -340,6 +344,7 @@ TEST_CASE("an invalid file is refused, and the message names it") {
         CHECK(contains(error(line), "run.toml"));
     }
     CHECK(contains(error("hash-check = 5"), "use --check-replicas"));
+    CHECK(contains(error("config = 'a b'"), "run.toml: config = 'a b': a file names no further one; put its options"));
     CHECK(contains(refusal({"--resume", "--output", "no/such"}), "no/such/run.toml"));
     CHECK(train({"--resume", "--output", "no/such"}).resume);
 }
