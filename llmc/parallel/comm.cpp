@@ -35,8 +35,9 @@ static std::unique_ptr<Comm> join_ranks(const Launch& launch) {
            "this is one of %d %s ranks (%s), but this build has no library that connects them: install %s and run "
            "make, or start one process",
            launch.world_size, cpu ? "CPU" : "GPU", launch.launcher.c_str(), cpu ? "libopenmpi-dev" : "NCCL");
-    ENSURE(launch.mpi, "%d CPU ranks need MPI: start with mpirun -np %d (found: %s), or one process with --ranks %d",
-           launch.world_size, launch.world_size, launch.launcher.c_str(), launch.world_size);
+    ENSURE(launch.mpi, "%d CPU ranks need MPI: start with mpirun -np %d%s (found: %s), or one process with --ranks %d",
+           launch.world_size, launch.world_size, launch.launcher == "srun" ? " or srun --mpi=pmix" : "",
+           launch.launcher.c_str(), launch.world_size);
     return make_mpi_comm(launch);
 }
 

@@ -72,7 +72,7 @@ def test_cpu_ranks_without_pmix_are_refused(slurm, more_data, tmp_path):
     result = slurm.execute("srun", TWO_BY_TWO, "--mpi=none",
                            train_command(OPTIONS, out=tmp_path / "run", data=more_data, val=False))
     assert result.code == 2 and "Exited with exit code 2" in result.err, result
-    text = "4 CPU ranks need MPI: start with mpirun -np 4 (found: srun)"
+    text = "4 CPU ranks need MPI: start with mpirun -np 4 or srun --mpi=pmix (found: srun)"
     assert len(result.errors) == 4 and all(text in error for error in result.errors), result
     assert not (tmp_path / "run/log.jsonl").exists()
 
