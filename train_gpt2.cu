@@ -204,7 +204,7 @@ int main(int argc, char** argv) {
             return 0;
         }
         launch = find_launch(getenv);
-        if (starts_ranks(options, launch)) return spawn_ranks(options.ranks, argv);
+        if (starts_ranks(options, launch)) return spawn_ranks(options.ranks, argv, options.reads_stdin);
         return run_command(options, argv, launch, comm);
     } catch (...) {
         return end_with_error(std::current_exception(), launch, comm.get());

@@ -2,11 +2,12 @@
 #include "infer/generate.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <iostream>
 
+#include <fcntl.h>
 #include <poll.h>
 #include <unistd.h>
 
@@ -14,18 +15,40 @@
 #include "base/print.h"
 #include "commands/commands.h"
 
+constexpr int64_t MOST_BYTES = 16 << 20;  // of a prompt
+
+// Reads a descriptor to its end. stdin may be non-blocking, and nohup opens it for writing only: this counts as empty.
+static std::string read_to_end(int fd, const std::string& name) {
+    std::string text, piece(1 << 16, '\0');
+    pollfd input = {fd, POLLIN, 0};
+    for (ssize_t size; (size = read(fd, piece.data(), piece.size())) != 0 && (size > 0 || errno != EBADF);) {
+        if (size > 0) text.append(piece, 0, size_t(size));
+        if (size < 0 && (errno != EAGAIN || poll(&input, 1, -1) < 0)) fail_errno(EXIT_NO_INPUT, name, "read");
+        if (int64_t(text.size()) > MOST_BYTES)
+            fail(EXIT_BAD_DATA, "%s has more than %s bytes", name.c_str(), with_commas(MOST_BYTES).c_str());
+    }
+    return text;
+}
+
 // Reads --prompt-file. A pipe, as <(command) and /dev/stdin are, has no size that read_file could check.
 static std::string read_prompt(const std::string& path) {
-    constexpr int64_t most = 16 << 20;
     std::error_code ignored;
-    if (!std::filesystem::is_other(path, ignored)) return read_file(path, most);
-    std::ifstream pipe(path);
-    if (!pipe) fail_errno(EXIT_NO_INPUT, path, "open");
-    std::string text(size_t(most + 1), '\0');
-    pipe.read(text.data(), most + 1);
-    if (pipe.gcount() > most)
-        fail(EXIT_BAD_DATA, "--prompt-file %s has more than %s bytes", path.c_str(), with_commas(most).c_str());
-    return text.substr(0, size_t(pipe.gcount()));
+    if (!std::filesystem::is_other(path, ignored)) return read_file(path, MOST_BYTES);
+    const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    if (fd < 0) fail_errno(EXIT_NO_INPUT, path, "open");
+    const std::string text = read_to_end(fd, "--prompt-file " + path);
+    close(fd);
+    return text;
+}
+
+// Reads a prompt that is piped into the program. A caller may leave its end of the pipe open, and never write.
+static std::string read_stdin() {
+    pollfd input = {STDIN_FILENO, POLLIN, 0};
+    if (poll(&input, 1, 10'000) == 0)
+        fail(EXIT_NO_INPUT,
+             "standard input is open, but nothing came in 10 s; give --prompt TEXT, or </dev/null for none "
+             "(--prompt-file /dev/stdin waits longer)");
+    return read_to_end(STDIN_FILENO, "standard input");
 }
 
 // Returns the tokens of a prompt. option: where it comes from.
@@ -62,11 +85,14 @@ static int generate_text(const Options& o, Comm& comm) {
     const Groups groups = make_groups(comm, o.tensor_parallel);
     const RunStart source = find_trained_model(o, true, comm);
     check_tensor_parallel(o, source.config, source.config.max_T, comm.world_size);
-    const bool has_file = !o.prompt_file.empty(), talks = o.prompt.empty() && !has_file && isatty(STDIN_FILENO);
+    const bool has_file = !o.prompt_file.empty(), talks = o.reads_stdin && !has_file && isatty(STDIN_FILENO);
+    const bool reads = has_file || (o.reads_stdin && !talks);
     std::string text = o.prompt;
-    if (has_file) text = comm.all_gather_text(comm.rank == 0 ? read_prompt(o.prompt_file) : "")[0];
-    if (has_file && text.ends_with('\n')) text.pop_back();
-    const std::vector<int> prompt = tokens_of_prompt(o, source, text, has_file ? "--prompt-file" : "--prompt");
+    if (reads)
+        text = comm.all_gather_text(comm.rank > 0 ? "" : has_file ? read_prompt(o.prompt_file) : read_stdin())[0];
+    if (reads && text.ends_with('\n')) text.pop_back();
+    const char* option = has_file ? "--prompt-file" : reads ? "standard input" : "--prompt";
+    const std::vector<int> prompt = tokens_of_prompt(o, source, text, option);
     compare_ranks(comm, o, source, nullptr);
     GPT2<floatX> model(source.config, Purpose::generate, 1, source.config.max_T, shard_of(groups.tp));
     load_model(model, source, comm, groups.tp);

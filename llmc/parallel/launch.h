@@ -44,8 +44,9 @@ void write_error_file(const std::string& message);
 // and in ten seconds SIGKILL. This process passes signals on to all; mpirun gets SIGUSR1, which it passes on, then the
 // signal. On Linux the ranks get SIGTERM if this process is killed.
 //
-// ranks: -1 is one for each visible GPU. Returns when all ranks have ended: the exit code of the rank that failed
-// first, else EXIT_PREEMPTED if one has stopped. Call it before any thread exists.
-int spawn_ranks(int ranks, char** argv);
+// ranks: -1 is one for each visible GPU. reads_stdin: rank 0 gets the caller's stdin, unless that is a terminal.
+// Returns when all ranks have ended: the exit code of the rank that failed first, else EXIT_PREEMPTED if one has
+// stopped. Call it before any thread exists.
+int spawn_ranks(int ranks, char** argv, bool reads_stdin);
 // Does the same for ranks that are child processes, on any device.
 int spawn_processes(int count, char** argv);

@@ -85,7 +85,7 @@ static void become_mpirun(int count, char** argv) {
 }
 
 // Starts a process, in which `become` executes a program. The ranks have a process group of their own, so that Ctrl-C
-// reaches them once, through this process. In it they cannot read the terminal.
+// reaches them once, through this process.
 static pid_t start(pid_t group, const sigset_t& signals, const std::function<void()>& become) {
     const pid_t parent = getpid(), pid = fork();
     if (pid < 0) fail(EXIT_INTERNAL, "no process can be started for a rank: %s", strerror(errno));
@@ -95,7 +95,6 @@ static pid_t start(pid_t group, const sigset_t& signals, const std::function<voi
     prctl(PR_SET_PDEATHSIG, SIGTERM);
 #endif
     if (getppid() != parent) _exit(EXIT_INTERNAL);
-    if (const int null = open("/dev/null", O_RDONLY); null >= 0) dup2(null, 0);
     sigprocmask(SIG_UNBLOCK, &signals, nullptr);
     become();
     _exit(EXIT_USAGE);
@@ -171,7 +170,10 @@ static int count_ranks(int ranks) {
     return count;
 }
 
-int spawn_ranks(int ranks, char** argv) {
+int spawn_ranks(int ranks, char** argv, bool reads_stdin) {
+    // Ranks cannot read the terminal, as a process group in the background. mpirun also reads what no rank asks for.
+    const int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    if (null >= 0 && (!reads_stdin || isatty(0))) dup2(null, 0);
     const sigset_t signals = block_signals();  // before a driver of the device starts threads
     const int count = count_ranks(ranks);
     if (!device_memory_is_host()) return spawn_processes(count, argv);

@@ -568,8 +568,9 @@ Options parse_options(int argc, const char* const* argv) {
     if (o.command == Command::export_model) check_export(o);
     if (o.command == Command::eval) check_eval(o);
     ENSURE(o.prompt.empty() || o.prompt_file.empty(), "--prompt and --prompt-file are two texts to continue; give one");
-    const bool no_prompt = o.command == Command::generate && o.prompt.empty() && o.prompt_file.empty();
-    ENSURE(!no_prompt || o.tensor_parallel == 1 || !isatty(STDIN_FILENO),
+    const bool has_file = !o.prompt_file.empty() && o.prompt_file != "-" && o.prompt_file != "/dev/stdin";
+    o.reads_stdin = o.command == Command::generate && !has_file && !parser.find("--prompt")->is_set;
+    ENSURE(!o.reads_stdin || o.tensor_parallel == 1 || !isatty(STDIN_FILENO),
            "one rank alone takes lines from a terminal; with --tensor-parallel %d give --prompt or --prompt-file",
            o.tensor_parallel);
     ENSURE(trains || o.command == Command::tokenize || !o.init.empty(),

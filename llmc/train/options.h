@@ -94,6 +94,7 @@ struct Options {
     double top_p = 1.0;               // 1: off
     double repetition_penalty = 1.0;  // 1: off
     std::vector<std::string> stop;    // texts that end the new text
+    bool reads_stdin = false;         // neither a prompt nor a file was given, or the file is stdin
 
     // eval: val_data, or one of
     std::string task, text;  // files, with commas between them; a file

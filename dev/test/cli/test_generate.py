@@ -61,6 +61,25 @@ def test_a_prompt_file_is_the_prompt_without_a_newline_at_its_end(content, train
     refused(66, "no/such", PROGRAM, "generate --prompt-file no/such", *options)
 
 
+def shell(script, *command, **keywords):
+    """Runs a script of bash in which "$@" is the command and $0 a path."""
+    return run(["bash", "-c", script], *command, **keywords)
+
+
+def test_a_pipe_or_file_on_stdin_is_the_prompt_if_none_is_given(trained, tmp_path):
+    (tmp_path / "prompt.txt").write_text("the king\n")
+    command = [tmp_path / "prompt.txt", PROGRAM, "generate --max-tokens 9 --init", trained.folder]
+    prompt, none = run(*command[1:], "--prompt 'the king'").out, run(*command[1:]).out
+    for script in ('"$@" <"$0"', '(sleep 1; cat "$0") | "$@"', '(printf the; sleep 1; echo " king") | "$@"',
+                   '"$@" --prompt "the king" <<<old', '"$@" --prompt-file "$0" <<<old'):
+        assert shell(script, *command).out == prompt
+    for script in ('"$@" <&-', ': | "$@"', 'echo | "$@"', '"$@" 0>"$0.out"', '"$@" --prompt "" <"$0"'):
+        assert shell(script, *command).out == none
+    never = ["bash", "-c", 'exec "$@" < <(exec sleep 20 2>&-)']
+    refused(66, "standard input is open, but nothing came in 10 s; give --prompt TEXT, or </dev/null", never, *command)
+    refused(65, "standard input has more than 16,777,216 bytes", ["bash", "-c", '"$@" </dev/zero'], *command)
+
+
 def test_each_line_on_a_terminal_is_continued_until_ctrl_d(trained, on_terminal):
     lines = "the king\n\nthe king\n" + "the king " * 20 + "\nold\x1b[2J\n\x04"
     code, out, err = on_terminal(lines, "--num-samples 2")
