@@ -7,8 +7,10 @@
 #include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <fstream>
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 void prepare_standard_streams() {
@@ -28,7 +30,26 @@ void print_stdout(const std::string& text) {
 
 void print_message(const std::string& text) { fprintf(stderr, "%s\n", message_text(text).c_str()); }
 
-bool stdout_is_terminal() { return isatty(STDOUT_FILENO); }
+static int parent_of(int pid) {
+    std::string line;
+    std::ifstream stat(format("/proc/%d/stat", pid));  // 42 (name) S 41 ...
+    std::getline(stat, line);
+    int parent = 0;
+    sscanf(line.c_str() + line.rfind(')') + 1, " %*c %d", &parent);
+    return parent;
+}
+
+// Open MPI gives each rank a terminal of its own as stdout, and sends what comes there to the stdout of mpirun: the
+// nearest process above this one that has another stdout. On other hosts that is a pipe.
+bool stdout_is_terminal() {
+    if (!getenv("OMPI_COMM_WORLD_SIZE") || !isatty(STDOUT_FILENO)) return isatty(STDOUT_FILENO);
+    struct stat own, above, null;
+    if (fstat(STDOUT_FILENO, &own) != 0 || stat("/dev/null", &null) != 0) return false;
+    for (int pid = getppid(); stat(format("/proc/%d/fd/1", pid).c_str(), &above) == 0; pid = parent_of(pid))
+        if (own.st_dev != above.st_dev || own.st_ino != above.st_ino)
+            return S_ISCHR(above.st_mode) && above.st_rdev != null.st_rdev;
+    return false;
+}
 
 std::string counted(int64_t count, const std::string& noun) {
     return with_commas(count) + " " + noun + (count == 1 ? "" : noun.ends_with("ch") ? "es" : "s");

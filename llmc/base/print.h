@@ -16,7 +16,7 @@ void prepare_standard_streams();
 void print_stdout(const std::string& text);
 // Prints the text of a message ("warning: ...") and a newline on stderr.
 void print_message(const std::string& text);
-bool stdout_is_terminal();
+bool stdout_is_terminal();  // under mpirun: whether mpirun's stdout is one
 
 std::string counted(int64_t count, const std::string& noun);  // "1 token", "1,024 tokens", "2 micro-batches"
 std::string duration_text(double seconds);                    // 41s, 43m, 1h05m, 2d03h, 412 days

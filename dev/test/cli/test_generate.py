@@ -3,10 +3,11 @@
 import os
 import pty
 import re
+import shlex
 import subprocess
 
 import pytest
-from harness import LIMIT, PROGRAM, environment, refused, run, text_of, words
+from harness import LIMIT, ONE, PROGRAM, Launch, environment, ranks, refused, run, text_of, words
 
 
 def generated(trained, *options, tokens=range(60, 61)):
@@ -61,6 +62,9 @@ def test_a_prompt_file_is_the_prompt_without_a_newline_at_its_end(content, train
     refused(66, "no/such", PROGRAM, "generate --prompt-file no/such", *options)
 
 
+ANY_BYTES = b"\t\r\x1b[2J\x00\xc2\x9b\xff\xc3\n\n"
+
+
 def shell(script, *command, **keywords):
     """Runs a script of bash in which "$@" is the command and $0 a path."""
     return run(["bash", "-c", script], *command, **keywords)
@@ -78,6 +82,32 @@ def test_a_pipe_or_file_on_stdin_is_the_prompt_if_none_is_given(trained, tmp_pat
     never = ["bash", "-c", 'exec "$@" < <(exec sleep 20 2>&-)']
     refused(66, "standard input is open, but nothing came in 10 s; give --prompt TEXT, or </dev/null", never, *command)
     refused(65, "standard input has more than 16,777,216 bytes", ["bash", "-c", '"$@" </dev/zero'], *command)
+
+
+def test_the_bytes_of_a_file_are_the_same_under_each_launcher_and_a_terminal_has_them_escaped(trained, tmp_path):
+    (tmp_path / "in").write_bytes(ANY_BYTES)
+    generate = ["generate --max-tokens 9 --temperature 5 --init", trained.folder]
+    two, path = "--tensor-parallel 2", tmp_path / "in"
+
+    def output(script, launch, *options):
+        shell(script, path, launch.command(*generate, *options), env=launch.env)
+        return (tmp_path / "in.out").read_bytes()
+
+    one, to_file = output('"$@" <"$0" >"$0.out"', ONE), '"$@" <"$0" >"$0.out"'
+    assert one.startswith(ANY_BYTES[:-1])
+    assert output(to_file, ranks(1)) == output('cat "$0" | "$@" | cat >"$0.out"', ranks(1)) == one
+    wrapped = Launch(prefix=ranks(1).prefix + " " + shlex.join(["sh", "-c", '"$0" "$@"; true']), env=ranks(1).env)
+    assert output(to_file, wrapped) == one
+    by_option = output(to_file, ONE, two, "--ranks 2")
+    assert by_option == output(to_file, ranks(2), two) and by_option.startswith(ANY_BYTES[:-1])
+    for launch in (ONE, ranks(1), wrapped):
+        screen, terminal = pty.openpty()
+        with open(path, "rb") as stdin:
+            subprocess.run(launch.command(*generate), stdin=stdin, stdout=terminal, timeout=LIMIT,
+                           env=environment(launch.env), check=True)
+        assert os.read(screen, 1000).startswith(b"\t" + rb"\x0d\x1b[2J\x00\x9b")
+        os.close(screen)
+        os.close(terminal)
 
 
 def test_each_line_on_a_terminal_is_continued_until_ctrl_d(trained, on_terminal):
