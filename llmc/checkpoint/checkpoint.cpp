@@ -9,6 +9,8 @@
 #include <cmath>
 #include <cstdio>
 #include <limits>
+#include <optional>
+#include <utility>
 
 #include "base/files.h"
 #include "base/json.h"
@@ -358,12 +360,23 @@ TrainerState read_trainer_state(const std::string& dir) {
     }
 }
 
+static std::pair<json, json> validation_of(const TrainerState& state) {
+    const json data = parse_json(state.data, "the data in trainer.json"),
+               options = parse_json(state.options, "the options in trainer.json");
+    return {data.is_object() ? data.value("val", json()) : json(), options.value("val-tokens", json())};
+}
+
+bool same_validation(const TrainerState& a, const TrainerState& b) { return validation_of(a) == validation_of(b); }
+
 std::string best_checkpoint(const std::string& output) {
     std::string best;
     double lowest = std::numeric_limits<double>::infinity();
+    std::optional<TrainerState> newest;
     for (const auto& [step, dir] : list_checkpoints(output))
         try_to("", nullptr, [&, &dir = dir] {  // a damaged checkpoint is not the best
             const TrainerState state = read_trainer_state(dir);
+            if (!newest) newest = state;
+            if (!same_validation(state, *newest)) return;
             if (state.val_step != state.step || !(state.val_loss <= lowest)) return;
             lowest = state.val_loss;
             best = dir;

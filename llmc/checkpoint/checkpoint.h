@@ -110,5 +110,8 @@ FoundCheckpoint find_model(const std::string& path, const VerifyProgress& progre
 TrainerState load_checkpoint(const std::string& dir, const ParamLayout& layout, const std::vector<std::string>& state,
                              const TensorWriter& write);
 TrainerState read_trainer_state(const std::string& dir);
+// Returns whether both states have losses of the same validation tokens, so that they can be compared.
+bool same_validation(const TrainerState& a, const TrainerState& b);
 // The checkpoint in OUTPUT with the lowest validation loss of its weights, the older one of two equal ones, or "".
+// Those with another validation than the newest are left out.
 std::string best_checkpoint(const std::string& output);

@@ -183,9 +183,16 @@ Trainer<floatX>::Trainer(const Run& run, Log& log)
     }
     if (const std::string backend = model.prepare_attention(); !backend.empty()) log.note("attention: " + backend);
     if (state.step > 0) loader.seek(state.position);
+    const TrainerState before = state;
     state.seed = o.seed;
     state.options = options_json(o);
     state.data = run.describe_data();
+    if (before.val_step >= 0 && (o.keep_best || o.patience > 0) && !same_validation(before, state)) {
+        state.best_step = -1;
+        log.warn(
+            "--val-data or --val-tokens are not those of the checkpoint: the losses cannot be compared, so the best "
+            "loss and its checkpoint are sought anew");
+    }
     start_clock(state.step);
 }
 

@@ -1,6 +1,7 @@
 """test_checkpoints.py: which checkpoints a run keeps, and the warnings about other data and another seed,
 and the model card."""
 
+import json
 import re
 import shutil
 
@@ -52,6 +53,21 @@ def test_patience_begins_anew_where_it_was_off(tmp_path, data):
     train(options, "--patience 2 --resume", out=out, data=data)
     best, last = (int(path.name.removeprefix("step_")) for path in sorted(out.folder.glob("step_*")))
     assert 16 <= best == last - 4 and (out / "best").read_text().strip() == out.checkpoint(best).name
+
+
+# A resume validates its first step again, and --keep-best does not save that step again.
+@pytest.mark.parametrize("rule, begin", [("--keep-best", 10), ("--patience 9", 8)])
+def test_the_best_loss_is_sought_anew_on_other_validation_tokens(rule, begin, tmp_path, data):
+    options = f"--precision fp32 --val-every 2 --checkpoint-every 2 --warmup 1 --keep 1 {rule}"
+    out = train(options, "--steps 8 --val-tokens 16", out=tmp_path / "run", data=data)
+    before = min(out.val_losses().values())
+    ruin = "--lr 1"  # no later loss is below the first ones
+    said = run(train_command(options, "--resume --steps 12 --val-tokens 128", ruin, out=out, data=data)).err
+    assert "--val-tokens are not those of the checkpoint: the losses cannot be compared" in said
+    loss, best = min((loss, step) for step, loss in out.val_losses().items() if step >= begin)
+    assert loss > before and (out / "best").read_text().strip() == out.checkpoint(best).name
+    more = run(train_command(options, "--resume --steps 14 --val-tokens 128", ruin, out=out, data=data)).err
+    assert "cannot be compared" not in more
 
 
 def test_a_resume_with_other_data_or_another_seed_gives_one_warning(tmp_path, data):
