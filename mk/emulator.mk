@@ -11,12 +11,12 @@ EMU          := $(BUILD)$(if $(filter gpu,$(MATH)),-gpumath,/emulator)
 EMU_MATH     := $(if $(filter gpu,$(MATH)),-mfma -ffp-contract=fast -DSIMT_FUSED \
                 $(if $(findstring clang,$(CXX)),,-fexpensive-optimizations))
 EMU_TESTS    := $(patsubst dev/test/gpu/%.cu,$(EMU)/%,$(wildcard dev/test/gpu/test_*.cu))
-SIMT_TESTS   := $(filter %/test_simt %/test_simt_bugs %/test_simt_device,$(EMU_TESTS))
+SIMT_TESTS   := $(patsubst dev/test/gpu/%.cu,$(EMU)/%,$(wildcard dev/test/gpu/test_simt*.cu))
 EMUFLAGS     := -std=c++20 -O1 $(INFO) $(WARN) -fno-strict-aliasing -DUSE_CUDA -DUSE_CUDNN $(INCLUDES) -Idev/simt
-EMUFLAGS     += $(EMU_MATH)
+EMUFLAGS     += $(EMU_MATH) -Wno-psabi
 EMUFLAGS     += $(if $(filter 0,$(NCCL)),,-DUSE_NCCL)
 EMU_COMPILE   = $(CXX) $(EMUFLAGS) $(SANFLAGS) -x c++ -include dev/simt/emulator.h
-EMU_LIB      := emulator warp shared_memory occupancy cudart streams capture cublasLt cudnn nccl
+EMU_LIB      := emulator warp shared_memory hopper occupancy cudart streams capture cublasLt cudnn nccl
 SIMT         := $(patsubst build/$(subst $(comma),+,$(or $(SANITIZE),release))%,build/release%,$(EMU))
 EMU_LIB      := $(EMU_LIB:%=$(SIMT)/dev/simt/%.o)
 EMU_OBJECTS  := $(patsubst %,$(EMU)/%.o,$(sort $(GPU_NAMES) $(CUDNN_NAMES)))

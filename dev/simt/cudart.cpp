@@ -155,6 +155,7 @@ static constexpr struct {
     ERROR(cudaErrorStreamCaptureImplicit,
           "operation would make the legacy stream depend on a capturing blocking stream"),
     ERROR(cudaErrorCapturedEvent, "operation not permitted on an event last recorded in a capturing stream"),
+    ERROR(cudaErrorInvalidClusterSize, "invalid cluster size"),
 };
 #undef ERROR
 

@@ -81,6 +81,14 @@ static void read_architecture(Config& c) {
     exit(2);
 }
 
+static void read_async(Config& c) {
+    const char* text = getenv("SIMT_ASYNC");
+    if (text && strcmp(text, "early") == 0)
+        c.async = Async::early;
+    else if (setting("SIMT_ASYNC", "late", "random", &c.async_seed))
+        c.async = Async::random;
+}
+
 static void read_failure(Config& c) {
     const char* text = getenv("SIMT_FAIL");
     if (!text) return;
@@ -99,6 +107,7 @@ static Config config_from_environment() {
     const char* order = getenv("SIMT_ORDER");
     if (setting("SIMT_ORDER", "forward", "random", &c.order_seed)) c.order = Order::random;
     if (order && strcmp(order, "reverse") == 0) c.order = Order::reverse;
+    read_async(c);
     read_failure(c);
     c.eager_cp_async = setting("SIMT_CP_ASYNC", "lazy", "eager", nullptr);
     c.deferred_streams = setting("SIMT_STREAMS", "now", "deferred", &c.stream_seed);
@@ -125,61 +134,93 @@ static void print_waiting_threads(const Block& b) {
     int waiting = 0, shown = 0;
     for (int i = 0; i < b.num_threads; i++) {
         const Thread& t = b.threads[size_t(i)];
-        if (t.state != State::at_warp_operation && t.state != State::at_barrier) continue;
+        if (t.state != State::at_warp_operation && t.state != State::at_barrier && t.state != State::blocked) continue;
         waiting++;
         bool new_place = shown < max_places;
         for (int k = 0; k < shown; k++) new_place = new_place && places[k].line != t.site.line;
         if (!new_place) continue;
         places[shown++] = t.site;
         fprintf(stderr, "    thread (%u, %u, %u) waits %s at %s:%d\n", t.index.x, t.index.y, t.index.z,
-                t.state == State::at_barrier ? "for its block" : "for its warp", t.site.file, t.site.line);
+                t.state == State::at_barrier ? "for its block"
+                : t.state == State::blocked  ? t.waits
+                                             : "for its warp",
+                t.site.file, t.site.line);
     }
     if (waiting) fprintf(stderr, "    %d threads wait\n", waiting);
 }
 
 void report(const char* what, Site site) {
-    static const char* const orders[] = {"forward", "reverse", "random"};
+    static const char *const orders[] = {"forward", "reverse", "random"}, *const asyncs[] = {"late", "early", "random"};
     fflush(stdout);
     fprintf(stderr, "emulator: %s\n    at %s:%d\n", what, site.file, site.line);
     if (running) {
+        const Block& leader = *running->leader;
         fprintf(stderr, "    block (%u, %u, %u), thread (%u, %u, %u) of the launch at %s:%d\n", blockIdx.x, blockIdx.y,
-                blockIdx.z, threadIdx.x, threadIdx.y, threadIdx.z, running->launch.file, running->launch.line);
-        print_waiting_threads(*running);
+                blockIdx.z, threadIdx.x, threadIdx.y, threadIdx.z, leader.launch.file, leader.launch.line);
+        for (int i = 0; i < leader.blocks; i++) {
+            const Block& b = *leader.cluster[size_t(i)];
+            if (leader.blocks > 1) fprintf(stderr, "    block (%u, %u, %u)\n", b.index.x, b.index.y, b.index.z);
+            print_waiting_threads(b);
+            if (b.uses_engines) print_engines(b);
+        }
     }
-    fprintf(stderr, "    order %s, order seed %llu, cp.async %s, streams %s, stream seed %llu\n",
+    fprintf(stderr,
+            "    order %s, order seed %llu, cp.async %s, async %s, async seed %llu, streams %s, stream seed %llu\n",
             orders[int(config.order)], static_cast<unsigned long long>(config.order_seed),
-            config.eager_cp_async ? "eager" : "lazy", config.deferred_streams ? "deferred" : "now",
+            config.eager_cp_async ? "eager" : "lazy", asyncs[int(config.async)],
+            static_cast<unsigned long long>(config.async_seed), config.deferred_streams ? "deferred" : "now",
             static_cast<unsigned long long>(config.stream_seed));
     abort();
 }
 
 // Scheduling.
 
-static unsigned next_random(Block& b) {
-    uint64_t& x = b.random_state;
+unsigned next_random(uint64_t& x) {
     x ^= x << 13;
     x ^= x >> 7;
     x ^= x << 17;
     return unsigned(x * 0x2545f4914f6cdd1dull >> 32);
 }
 
+// The warp to look at first in random order. Where warpgroups wait for each other by the instructions of Hopper, one of
+// them is preferred for some time: some bugs show only if it runs ahead.
+static int random_warp(Block& leader, int warps) {
+    if (!leader.uses_engines) return int(next_random(leader.random_state) % unsigned(warps));
+    if (leader.picks++ % 4096 == 0) {
+        const unsigned group = next_random(leader.random_state) % unsigned(2 * ((warps + 3) / 4));
+        leader.preferred = int(group) * 4 < warps ? int(group) * 4 : -1;
+    }
+    const unsigned random = next_random(leader.random_state);
+    if (leader.preferred >= 0 && random % 8) return (leader.preferred + int(random >> 8) % 4) % warps;
+    return int((random >> 8) % unsigned(warps));
+}
+
 // The thread to run next: one of the current warp if any of its lanes is ready, else one of the next warp. With
 // Order::random the warp is random too. Null if no thread is ready.
-static Thread* pick(Block& b) {
-    const int warps = int(b.warps.size());
+static Thread* pick_ready(Block& leader) {
+    const int warps = int(leader.all_warps.size());
     const bool forward = config.order != Order::reverse, random = config.order == Order::random;
-    if (random) b.current_warp = int(next_random(b) % unsigned(warps));
+    if (random) leader.current_warp = random_warp(leader, warps);
     for (int i = 0; i < warps; i++) {
-        const unsigned ready = b.warps[size_t(b.current_warp)].ready;
-        if (ready) {
-            const int rotation = random ? int(next_random(b) % 32) : 0;
+        const Warp& w = *leader.all_warps[size_t(leader.current_warp)];
+        if (w.ready) {
+            const int rotation = random ? int(next_random(leader.random_state) % 32) : 0;
             const int lane =
-                forward ? std::countr_zero(std::rotr(ready, rotation)) + rotation : 31 - std::countl_zero(ready);
-            return &b.at(b.current_warp, lane % 32);
+                forward ? std::countr_zero(std::rotr(w.ready, rotation)) + rotation : 31 - std::countl_zero(w.ready);
+            return w.lanes + lane % 32;
         }
-        b.current_warp = (b.current_warp + (forward ? 1 : warps - 1)) % warps;
+        leader.current_warp = (leader.current_warp + (forward ? 1 : warps - 1)) % warps;
     }
     return nullptr;
+}
+
+static Thread* pick(Block& leader) {
+    if (!leader.uses_engines) return pick_ready(leader);
+    run_engines_at_random(leader);
+    for (;;) {
+        Thread* t = pick_ready(leader);
+        if (t || !run_engines_if_all_wait(leader)) return t;
+    }
 }
 
 // Fibers.
@@ -199,17 +240,17 @@ static char* new_stack() {
 
 static void fiber_main();
 
-static void prepare_stack(Block& b, Thread& t) {
+static void prepare_stack(Block& leader, Thread& t) {
     if (detects_races()) {
-        t.stack = t.tsan_stack[b.parity];
-    } else if (b.free_stacks.empty()) {
+        t.stack = t.tsan_stack[leader.parity];
+    } else if (leader.free_stacks.empty()) {
         t.stack = new_stack();
     } else {
-        t.stack = b.free_stacks.back();
-        b.free_stacks.pop_back();
+        t.stack = leader.free_stacks.back();
+        leader.free_stacks.pop_back();
     }
     // Different offsets spread the hot ends of the stacks over the sets of the cache.
-    const size_t stagger = size_t(&t - b.threads.data()) * 64 % 2048;
+    const size_t stagger = size_t(&t - t.block->threads.data()) * 64 % 2048;
     void** sp = reinterpret_cast<void**>(t.stack + STACK_BYTES - stagger);
     *--sp = nullptr;  // makes rsp 16 n + 8 on entry, as after a call
     *--sp = reinterpret_cast<void*>(&fiber_main);
@@ -217,23 +258,25 @@ static void prepare_stack(Block& b, Thread& t) {
     t.stack_pointer = sp;
 }
 
-static void enter(Block& b, Thread& t) {
-    b.current = &t;
+static void enter(Thread& t) {
+    running = t.block;
+    running->current = &t;
     t.state = State::ready;
     threadIdx = t.index;
+    blockIdx = running->index;
 }
 
 // Switches from the running context to thread t, or to the host if t is null. fake_stack: null if the running context
 // will never be resumed.
-static void jump(Block& b, void** stack_pointer, void** fake_stack, Thread* t) {
-    if (t && t->state == State::fresh) prepare_stack(b, *t);
-    void* to = t ? t->stack_pointer : b.host_stack_pointer;
-    const void* bottom = t ? t->stack : b.host_bottom;
-    const size_t size = t ? STACK_BYTES : b.host_size;
-    if (t) enter(b, *t);
+static void jump(Block& leader, void** stack_pointer, void** fake_stack, Thread* t) {
+    if (t && t->state == State::fresh) prepare_stack(leader, *t);
+    void* to = t ? t->stack_pointer : leader.host_stack_pointer;
+    const void* bottom = t ? t->stack : leader.host_bottom;
+    const size_t size = t ? STACK_BYTES : leader.host_size;
+    if (t) enter(*t);
     if (__sanitizer_start_switch_fiber) __sanitizer_start_switch_fiber(fake_stack, bottom, size);
     if (__msan_start_switch_fiber) __msan_start_switch_fiber(bottom, size);
-    switch_tsan_fiber(t ? t->tsan_fiber[b.parity] : b.host_tsan_fiber);
+    switch_tsan_fiber(t ? t->tsan_fiber[leader.parity] : leader.host_tsan_fiber);
     simt_switch(stack_pointer, to);
     if (__sanitizer_finish_switch_fiber)
         __sanitizer_finish_switch_fiber(fake_stack ? *fake_stack : nullptr, nullptr, nullptr);
@@ -242,16 +285,39 @@ static void jump(Block& b, void** stack_pointer, void** fake_stack, Thread* t) {
 
 void yield(Block& b) {
     Thread& self = *b.current;
-    Thread* next = pick(b);
+    Thread* next = pick(*b.leader);
     if (next == &self)
         self.state = State::ready;
     else
-        jump(b, &self.stack_pointer, &self.fake_stack, next);
+        jump(*b.leader, &self.stack_pointer, &self.fake_stack, next);
+}
+
+void block_until_woken(const void* key, const char* what, Site site) {
+    Block& b = *running;
+    Thread& self = *b.current;
+    Warp& w = b.warps[size_t(self.warp)];
+    self.site = site;
+    self.key = key;
+    self.waits = what;
+    self.state = State::blocked;
+    w.ready &= ~lane_bit(self.lane);
+    w.blocked |= lane_bit(self.lane);
+    yield(b);
+}
+
+void wake(Block& b, const void* key) {
+    for (Warp* w : b.leader->all_warps)
+        for_each_lane(w->blocked, [&](int lane) {
+            if (w->lanes[lane].key != key) return;
+            w->blocked &= ~lane_bit(lane);
+            w->ready |= lane_bit(lane);
+        });
 }
 
 // Ends a thread. Reports a bug if another thread waits for it.
 static void retire(Block& b, Thread& self) {
     if (self.num_copies) report("a thread ends with cp.async copies that it never waited for", self.site);
+    if (b.uses_engines) check_engines_at_end(self);
     if (b.arrived) report("a thread ends while other threads of its block wait in __syncthreads", b.barrier);
     Warp& w = b.warps[size_t(self.warp)];
     for_each_lane(w.waiting, [&](int lane) {
@@ -265,29 +331,29 @@ static void retire(Block& b, Thread& self) {
 }
 
 static void fiber_main() {
-    Block& b = *running;
+    Block& leader = *running->leader;
     const void* old_bottom = nullptr;
     size_t old_size = 0;
     if (__sanitizer_finish_switch_fiber) __sanitizer_finish_switch_fiber(nullptr, &old_bottom, &old_size);
     if (__msan_finish_switch_fiber) __msan_finish_switch_fiber(&old_bottom, &old_size);
-    if (!b.host_bottom) {  // the host started the first fiber, so the old stack is the host's
-        b.host_bottom = old_bottom;
-        b.host_size = old_size;
+    if (!leader.host_bottom) {  // the host started the first fiber, so the old stack is the host's
+        leader.host_bottom = old_bottom;
+        leader.host_size = old_size;
     }
     for (;;) {
-        Thread& self = *b.current;
-        acquire(&b.start_edge);
-        b.call->run();
-        release(&b.end_edge);
-        retire(b, self);
-        Thread* next = pick(b);
+        Thread& self = *running->current;
+        acquire(&leader.start_edge);
+        leader.call->run();
+        release(&leader.end_edge);
+        retire(*self.block, self);
+        Thread* next = pick(leader);
         if (next && next->state == State::fresh && !detects_races()) {  // runs on this stack, without a switch
             next->stack = self.stack;
-            enter(b, *next);
+            enter(*next);
             continue;
         }
-        if (!detects_races()) b.free_stacks.push_back(self.stack);
-        jump(b, &self.stack_pointer, nullptr, next);
+        if (!detects_races()) leader.free_stacks.push_back(self.stack);
+        jump(leader, &self.stack_pointer, nullptr, next);
     }
 }
 
@@ -301,29 +367,41 @@ extern "C" void __wrap___msan_poison_stack(void* p, size_t bytes) {
     if (running) __real___msan_poison_stack(p, bytes);
 }
 
-// Blocks and grids. The blocks of a grid run one after another.
-static void run_block(Block& b, uint3 index) {
+// Blocks, clusters and grids. The clusters of a grid run one after another; without clusters its blocks do.
+static void start_block(Block& b, uint3 index) {
     const int threads = b.num_threads, warps = int(b.warps.size());
     for (int w = 0; w < warps; w++) {
         const int lanes = threads - w * 32;
         const unsigned all = lanes >= 32 ? ~0u : lane_bit(lanes) - 1;
-        b.warps[size_t(w)] = {.live = all, .ready = all};
+        b.warps[size_t(w)] = {.live = all, .ready = all, .lanes = &b.at(w, 0)};
     }
     for (Thread& t : b.threads) {
         t.state = State::fresh;
         t.num_copies = 0;
         t.num_groups = 0;
     }
-    blockIdx = index;
+    b.index = index;
     b.live = threads;
     b.arrived = b.votes = 0;
-    b.current_warp = config.order == Order::reverse ? warps - 1 : 0;
-    b.parity ^= 1;
     reset_shared_memory(b);
-    release(&b.start_edge);
-    jump(b, &b.host_stack_pointer, &b.host_fake_stack, pick(b));
-    if (b.live) report("deadlock: every live thread waits", b.barrier);
-    check_red_zones(b);
+    reset_engines(b);
+}
+
+static void run_cluster(Block& leader, uint3 first) {
+    for (int i = 0; i < leader.blocks; i++)
+        start_block(*leader.cluster[size_t(i)], {first.x + unsigned(i), first.y, first.z});
+    leader.current_warp = config.order == Order::reverse ? int(leader.all_warps.size()) - 1 : 0;
+    leader.parity ^= 1;
+    release(&leader.start_edge);
+    jump(leader, &leader.host_stack_pointer, &leader.host_fake_stack, pick(leader));
+    for (int i = 0; i < leader.blocks; i++) {
+        Block& b = *leader.cluster[size_t(i)];
+        if (b.live) report("deadlock: every live thread waits", b.arrived ? b.barrier : running->current->site);
+    }
+    for (int i = 0; i < leader.blocks; i++) {
+        check_engines(*leader.cluster[size_t(i)]);
+        check_red_zones(*leader.cluster[size_t(i)]);
+    }
 }
 
 Block* create_block() { return new Block; }
@@ -333,9 +411,9 @@ static void prepare_threads(Block& b, dim3 size) {
     b.threads.resize(std::max(count, b.threads.size()));
     b.num_threads = int(count);
     b.warps.resize((count + 31) / 32);
-    b.free_stacks.reserve(1024);
     for (unsigned i = 0; i < count; i++) {
         Thread& t = b.threads[i];
+        t.block = &b;
         t.index = {i % size.x, i / size.x % size.y, i / (size.x * size.y)};
         t.warp = int(i / 32);
         t.lane = int(i % 32);
@@ -345,26 +423,48 @@ static void prepare_threads(Block& b, dim3 size) {
             __tsan_set_fiber_name(t.tsan_fiber[p], "CUDA thread");
         }
     }
+    prepare_engines(b);
+}
+
+static void prepare_cluster(Block& leader, int blocks, dim3 size, int64_t shared_bytes, int64_t max_dynamic) {
+    leader.blocks = blocks;
+    leader.all_warps.clear();
+    leader.free_stacks.reserve(size_t(1024 * blocks));
+    while (int(leader.cluster.size()) < blocks) leader.cluster.push_back(create_block());
+    for (int i = 0; i < blocks; i++) {
+        Block& b = *leader.cluster[size_t(i)];
+        b.leader = &leader;
+        b.blocks = blocks;
+        b.rank = i;
+        b.launch = leader.launch;
+        prepare_threads(b, size);
+        allocate_shared_memory(b, shared_bytes, max_dynamic);
+        for (Warp& w : b.warps) leader.all_warps.push_back(&w);
+    }
 }
 
 void run_grid(Block* block, Call* call, dim3 grid, dim3 size, int64_t shared_bytes, int64_t max_dynamic, Site launch) {
-    Block& b = *block;
-    prepare_threads(b, size);
-    b.call = call;
-    b.launch = launch;
-    allocate_shared_memory(b, shared_bytes, max_dynamic);
-    b.random_state = config.order_seed * 0x9e3779b97f4a7c15ull | 1;
-    b.host_tsan_fiber = detects_races() ? __tsan_get_current_fiber() : nullptr;
+    Block& leader = *block;
+    leader.call = call;
+    leader.launch = launch;
+    prepare_cluster(leader, call->cluster, size, shared_bytes, max_dynamic);
+    leader.random_state = config.order_seed * 0x9e3779b97f4a7c15ull | 1;
+    leader.picks = 0;
+    leader.preferred = -1;
+    leader.async_random = config.async_seed * 0x9e3779b97f4a7c15ull | 1;
+    leader.host_tsan_fiber = detects_races() ? __tsan_get_current_fiber() : nullptr;
     blockDim = size;
     gridDim = grid;
-    running = &b;
-    const uint64_t layer = uint64_t(grid.x) * grid.y, blocks = layer * grid.z;
-    for (uint64_t i = 0; i < blocks; i++) {
-        const uint64_t j = config.order == Order::forward ? i : blocks - 1 - i;
-        run_block(b, {unsigned(j % grid.x), unsigned(j / grid.x % grid.y), unsigned(j / layer)});
+    running = &leader;
+    const unsigned columns = grid.x / unsigned(call->cluster);
+    const uint64_t layer = uint64_t(columns) * grid.y, clusters = layer * grid.z;
+    for (uint64_t i = 0; i < clusters; i++) {
+        const uint64_t j = config.order == Order::forward ? i : clusters - 1 - i;
+        const unsigned x = unsigned(j % columns) * unsigned(call->cluster);
+        run_cluster(leader, {x, unsigned(j / columns % grid.y), unsigned(j / layer)});
     }
     running = nullptr;
-    acquire(&b.end_edge);  // once for the grid, because its blocks are not ordered among themselves
+    acquire(&leader.end_edge);  // once for the grid, because its blocks are not ordered among themselves
 }
 
 }  // namespace simt

@@ -20,6 +20,9 @@
 // Environment variables; simt::config has the same settings, except SIMT_NCCL:
 //   SIMT_ORDER=forward|reverse|random[:SEED]   order in which threads of a block, and blocks, run [forward]
 //   SIMT_CP_ASYNC=lazy|eager                   a cp.async copy runs when a thread waits for it, or at once [lazy]
+//   SIMT_ASYNC=late|early|random[:SEED]        Hopper's copies and products run when a thread waits for them, at once,
+//   or
+//                                              at random [late]
 //   SIMT_STREAMS=now|deferred[:SEED]           queued work runs at once, or when the host waits, with the streams
 //                                              interleaved at random [now]
 //   SIMT_MATH=exact|gpu                        results of ex2, rcp, rsqrt and tanh are rounded, or as inexact as on a
@@ -54,6 +57,7 @@ extern "C" void __msan_check_mem_is_initialized(const volatile void* p, size_t b
 #define __host__
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
+#define __grid_constant__
 #define __align__(n) alignas(n)
 // An error, because only SHARED lets the emulator allocate and poison the variable. If __shared__ were defined as
 // nothing, each thread would silently have its own variable.
@@ -82,15 +86,19 @@ constexpr int warpSize = 32;
 
 struct CUstream_st;
 struct CUevent_st;
+enum cudaError_t : int;
 
 namespace simt {
 
 enum class Order { forward, reverse, random };
+enum class Async { late, early, random };
 
 struct Config {
     Order order = Order::forward;
     uint64_t order_seed = 1;
     bool eager_cp_async = false;
+    Async async = Async::late;
+    uint64_t async_seed = 1;
     bool deferred_streams = false;
     uint64_t stream_seed = 1;
     int64_t fail_at = 0;           // the number of the operation that fails; 0: none
@@ -139,7 +147,7 @@ void fence();
 void acquire_fences();
 
 void* shared_variable(const void* key, const char* name, size_t bytes, size_t align);
-void* dynamic_shared_memory();
+void* dynamic_shared_memory(size_t align);
 bool is_shared(const void* p, size_t bytes);
 
 struct Copy {  // an asynchronous copy of 16 bytes
@@ -153,10 +161,12 @@ bool cp_async_next(int groups_kept, Copy* copy);  // gives the next copy to comp
 // A kernel with its arguments, owned by the stream until the host has waited for it.
 struct Call {
     const void* kernel = nullptr;
+    int cluster = 1;    // blocks of a cluster
+    int registers = 0;  // for each thread, at the start
     virtual ~Call() = default;
     virtual void run() = 0;  // as one CUDA thread
 };
-void enqueue(Call* call, dim3 grid, dim3 block, int64_t shared_bytes, struct CUstream_st* stream, Site site);
+cudaError_t enqueue(Call* call, dim3 grid, dim3 block, int64_t shared_bytes, struct CUstream_st* stream, Site site);
 
 // A stream argument with the place of the launch in the source.
 struct StreamAt {
@@ -165,24 +175,26 @@ struct StreamAt {
     StreamAt(struct CUstream_st* stream, SIMT_SITE) : stream(stream), site(site) {}
 };
 
+template <class... P>
+struct BoundCall : Call {
+    void (*function)(P...);
+    std::tuple<P...> args;
+    BoundCall(void (*function)(P...), P... args) : function(function), args(args...) {
+        kernel = reinterpret_cast<const void*>(function);
+    }
+    void run() override { std::apply(function, args); }
+};
+
 // kernel<<<grid, block, shared_bytes, at>>>(args...)
 template <class... P>
 void start(void (*kernel)(P...), dim3 grid, dim3 block, int64_t shared_bytes, StreamAt at,
            std::type_identity_t<P>... args) {
-    struct Bound : Call {
-        void (*function)(P...);
-        std::tuple<P...> args;
-        Bound(void (*function)(P...), P... args) : function(function), args(args...) {
-            kernel = reinterpret_cast<const void*>(function);
-        }
-        void run() override { std::apply(function, args); }
-    };
-    enqueue(new Bound(kernel, args...), grid, block, shared_bytes, at.stream, at.site);
+    enqueue(new BoundCall<P...>(kernel, args...), grid, block, shared_bytes, at.stream, at.site);
 }
 
-template <class T>
+template <class T, int ALIGN = 16>
 T* dynamic_shared() {
-    return static_cast<T*>(dynamic_shared_memory());
+    return static_cast<T*>(dynamic_shared_memory(ALIGN));
 }
 
 // Checks that the bytes which a thread passes to a warp operation are initialised; MemorySanitizer does not follow them
@@ -336,7 +348,7 @@ inline int max(int a, int b) { return a > b ? a : b; }
 // The part of the CUDA runtime that llmc/cuda uses. The null stream is like any other stream: it does not synchronize
 // with the others.
 
-enum cudaError_t {
+enum cudaError_t : int {
     cudaSuccess = 0,
     cudaErrorInvalidValue = 1,
     cudaErrorMemoryAllocation = 2,
@@ -363,6 +375,7 @@ enum cudaError_t {
     cudaErrorStreamCaptureIsolation = 905,
     cudaErrorStreamCaptureImplicit = 906,
     cudaErrorCapturedEvent = 907,
+    cudaErrorInvalidClusterSize = 912,
 };
 enum cudaMemcpyKind {
     cudaMemcpyHostToHost,
@@ -483,3 +496,5 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = nullptr);
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
 cudaError_t cudaEventQuery(cudaEvent_t event);
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end);
+
+#include "async.h"

@@ -1,6 +1,6 @@
-// internal.h: functions shared by the emulator's source files, and the sanitizers' hooks. emulator.cpp, warp.cpp and
-// shared_memory.cpp run kernels; occupancy.cpp says which launches fit; cudart.cpp, streams.cpp and capture.cpp are the
-// CUDA runtime; the others are CUDA's libraries.
+// internal.h: functions shared by the emulator's source files, and the sanitizers' hooks. emulator.cpp, warp.cpp,
+// shared_memory.cpp and hopper.cpp run kernels; occupancy.cpp says which launches fit; cudart.cpp, streams.cpp and
+// capture.cpp are the CUDA runtime; the others are CUDA's libraries.
 //
 // The hooks are weak symbols, null unless the program is linked with the sanitizer. The emulator's files are therefore
 // compiled once, without -fsanitize, for all sanitizers. They must not be instrumented: AddressSanitizer would report
@@ -25,7 +25,12 @@ SIMT_HOOK void __tsan_acquire(void* address);
 SIMT_HOOK void __tsan_release(void* address);
 SIMT_HOOK void __tsan_read_range(void* p, unsigned long bytes);
 SIMT_HOOK void __tsan_write_range(void* p, unsigned long bytes);
+SIMT_HOOK void __tsan_func_entry(void* caller);
+SIMT_HOOK void __tsan_func_exit();
 SIMT_HOOK void __msan_poison(const volatile void* p, size_t bytes);
+SIMT_HOOK void __msan_unpoison(const volatile void* p, size_t bytes);
+SIMT_HOOK void* __msan_memcpy(void* to, const void* from, size_t bytes);
+SIMT_HOOK intptr_t __msan_test_shadow(const volatile void* p, size_t bytes);
 SIMT_HOOK void __msan_start_switch_fiber(const void* bottom, size_t size);
 SIMT_HOOK void __msan_finish_switch_fiber(const void** old_bottom, size_t* old_size);
 #undef SIMT_HOOK

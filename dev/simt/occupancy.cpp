@@ -19,6 +19,7 @@ using simt::GpuLimits, simt::KernelUsage, simt::Site;
 
 constexpr int64_t REGISTERS = 64 << 10;  // in a multiprocessor
 constexpr int REGISTER_UNIT = 256, SHARED_UNIT = 128;
+constexpr int MAX_CLUSTER = 8;  // that every GPU with clusters has
 
 // CUDA programming guide, "Technical Specifications per Compute Capability".
 static constexpr GpuLimits gpus[] = {
@@ -99,8 +100,9 @@ static bool may_have_shared(const void* kernel, int64_t bytes) {
            (bytes + usage_of(kernel).shared <= GpuLimits::default_shared || bytes <= asked_shared(kernel));
 }
 
-cudaError_t cudart::check_launch(const void* kernel, dim3 grid, dim3 block, int64_t shared_bytes, Site site) {
-    const KernelUsage& k = usage_of(kernel);
+cudaError_t cudart::check_launch(simt::Call* call, dim3 grid, dim3 block, int64_t shared_bytes, Site site) {
+    const KernelUsage& k = usage_of(call->kernel);
+    call->registers = k.registers;
     const int capability = simt::config.compute_capability;
     if (!k.registers && strstr(site.file, "llmc/")) {
         fprintf(stderr, "emulator: kernel \"%s\" on sm_%d\n", k.name.c_str(), capability);
@@ -112,7 +114,10 @@ cudaError_t cudart::check_launch(const void* kernel, dim3 grid, dim3 block, int6
     if (!grid.x || !grid.y || !grid.z || grid.x >> 31 || grid.y > 65535 || grid.z > 65535 || threads < 1 ||
         threads > 1024 || block.z > 64) {
         error = cudaErrorInvalidConfiguration, reason = "an empty grid or block, or beyond the limits of a GPU";
-    } else if (!may_have_shared(kernel, shared_bytes)) {
+    } else if (call->cluster < 1 || call->cluster > MAX_CLUSTER || grid.x % unsigned(call->cluster) ||
+               (call->cluster > 1 && capability < 90)) {
+        error = cudaErrorInvalidClusterSize, reason = "clusters have 1 to 8 blocks, divide the grid, and need sm_90";
+    } else if (!may_have_shared(call->kernel, shared_bytes)) {
         error = cudaErrorInvalidValue, reason = "more shared memory than cudaFuncSetAttribute has allowed";
     } else if (!simt::blocks_per_multiprocessor(k, int(threads), shared_bytes, capability)) {
         error = cudaErrorLaunchOutOfResources, reason = "more registers than a multiprocessor has";

@@ -125,8 +125,8 @@ cudaError_t check_unsafe(const char* call);  // the call may wait for the device
 // A wait of a stream for an event, where the stream or the record is captured.
 cudaError_t capture_wait(cudaStream_t stream, const Record& record);
 
-// Reports a launch that does not fit the GPU (occupancy.cpp), and returns its error.
-cudaError_t check_launch(const void* kernel, dim3 grid, dim3 block, int64_t shared_bytes, simt::Site site);
+// Reports a launch that does not fit the GPU (occupancy.cpp), and returns its error. Sets the call's registers.
+cudaError_t check_launch(simt::Call* call, dim3 grid, dim3 block, int64_t shared_bytes, simt::Site site);
 int64_t asked_shared(const void* kernel);  // the dynamic shared memory of cudaFuncSetAttribute, or 0
 
 // Queues the operation, or captures it. `call` names it in a report.

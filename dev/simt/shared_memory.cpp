@@ -7,8 +7,6 @@
 
 namespace simt {
 
-constexpr size_t STATIC_BYTES = 64 << 10;  // memory for static shared variables, with red zones between them
-constexpr size_t SHARED_BYTES = STATIC_BYTES + (256 << 10);
 constexpr size_t RED_ZONE = 32;
 
 // Called at the launch, and for each static variable, because the emulator learns of a static variable only when a
@@ -24,7 +22,7 @@ static void check_shared_bytes(const Block& b) {
 
 void allocate_shared_memory(Block& b, int64_t dynamic_bytes, int64_t max_dynamic) {
     if (!b.shared) b.shared = map_memory(SHARED_BYTES);
-    b.dynamic = b.shared + STATIC_BYTES + 16;  // aligned to 16 bytes, but not to 32
+    b.dynamic_align = 16;
     b.dynamic_bytes = size_t(dynamic_bytes);
     b.max_dynamic = size_t(max_dynamic);
     b.static_bytes = 0;
@@ -49,7 +47,25 @@ void* shared_variable(const void* key, const char* name, size_t bytes, size_t al
     return p;
 }
 
-void* dynamic_shared_memory() { return running->dynamic; }
+// Dynamic memory is aligned as asked and no better, thus to 16 bytes but not to 32.
+static void place_dynamic_memory(Block& b) {
+    b.dynamic = b.shared + STATIC_BYTES + b.dynamic_align;
+    poison(b.shared + STATIC_BYTES, SHARED_BYTES - STATIC_BYTES);
+    unpoison(b.dynamic, b.dynamic_bytes);
+    fill(b.shared + STATIC_BYTES, red_zone_byte, b.dynamic + b.dynamic_bytes + RED_ZONE - (b.shared + STATIC_BYTES));
+    fill(b.dynamic, uninitialized, b.dynamic_bytes);
+    mark_uninitialized(b.dynamic, b.dynamic_bytes);
+}
+
+// The first thread that asks for more than 16 bytes moves the memory, for this block and later ones.
+void* dynamic_shared_memory(size_t align) {
+    Block& b = *running;
+    if (align > b.dynamic_align) {
+        b.dynamic_align = align;
+        place_dynamic_memory(b);
+    }
+    return b.dynamic;
+}
 
 bool is_shared(const void* address, size_t bytes) {
     const char *p = static_cast<const char*>(address), *shared = running->shared, *dynamic = running->dynamic;
@@ -64,11 +80,9 @@ void reset_shared_memory(Block& b) {
         constexpr int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
         mmap(b.shared, SHARED_BYTES, PROT_READ | PROT_WRITE, flags, -1, 0);
     }
-    poison(b.shared, SHARED_BYTES);
-    unpoison(b.dynamic, b.dynamic_bytes);
-    fill(b.shared, red_zone_byte, b.dynamic + b.dynamic_bytes + RED_ZONE - b.shared);
-    fill(b.dynamic, uninitialized, b.dynamic_bytes);
-    mark_uninitialized(b.dynamic, b.dynamic_bytes);
+    poison(b.shared, STATIC_BYTES);
+    fill(b.shared, red_zone_byte, STATIC_BYTES);
+    place_dynamic_memory(b);
 }
 
 // For builds without AddressSanitizer, which itself reports the line of the access.

@@ -214,9 +214,18 @@ void simt::enqueue_external(std::function<bool()> attempt, std::function<void()>
     cudart::enqueue(s, o, "a collective");
 }
 
-void simt::enqueue(Call* call, dim3 grid, dim3 block, int64_t shared_bytes, CUstream_st* stream, Site site) {
+cudaError_t simt::enqueue(Call* call, const cudaLaunchConfig_t& c) {
+    for (unsigned i = 0; i < c.numAttrs; i++) {
+        const auto [x, y, z] = c.attrs[i].val.clusterDim;
+        if (y != 1 || z != 1) report("the emulator knows clusters in the first dimension of a grid", c.site);
+        call->cluster = int(x);
+    }
+    return enqueue(call, c.gridDim, c.blockDim, int64_t(c.dynamicSmemBytes), c.stream, c.site);
+}
+
+cudaError_t simt::enqueue(Call* call, dim3 grid, dim3 block, int64_t shared_bytes, CUstream_st* stream, Site site) {
     std::unique_ptr<Call> owned(call);
-    if (check_launch(call->kernel, grid, block, shared_bytes, site) != cudaSuccess) return;
+    if (const cudaError_t error = check_launch(call, grid, block, shared_bytes, site)) return error;
     cudaStream_t s = stream_or_null_stream(stream);
     const int64_t asked = asked_shared(call->kernel);
     const auto run = [=] {
@@ -224,7 +233,7 @@ void simt::enqueue(Call* call, dim3 grid, dim3 block, int64_t shared_bytes, CUst
         check_red_zones(site);
     };
     auto* o = new Operation{.kind = Operation::kernel, .work = run, .call = std::move(owned)};
-    cudart::enqueue(s, o, "a launch of a kernel");
+    return cudart::enqueue(s, o, "a launch of a kernel");
 }
 
 cudaError_t cudaDeviceSynchronize() {

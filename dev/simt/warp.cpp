@@ -8,18 +8,18 @@
 
 namespace simt {
 
-enum class Op : uint8_t { barrier, shuffle, ballot, match, mma, ldmatrix };
+enum class Op : uint8_t { barrier, shuffle, ballot, match, mma, ldmatrix, stmatrix };
 
 // A lane's operands of a warp operation, and its result. The comments name the operations that use a field.
 struct Slot {
     Op op;
-    uint64_t bits[2] = {};                      // shuffle, match: the value; ballot: the vote; ldmatrix: the row
+    uint64_t bits[2] = {};                      // shuffle, match: the value; ballot: the vote; matrices: the row
     uint64_t result = 0;                        // shuffle, ballot, match
     int source_lane = 0;                        // shuffle
-    const uint32_t *a = nullptr, *b = nullptr;  // mma
+    const uint32_t *a = nullptr, *b = nullptr;  // mma, stmatrix
     float* acc = nullptr;                       // mma
     uint32_t* registers = nullptr;              // ldmatrix
-    bool transpose = false;                     // ldmatrix
+    bool transpose = false;                     // matrices
 };
 
 static char fence_edge;
@@ -69,10 +69,23 @@ static void compute_ldmatrix(Slot** slots) {
     }
 }
 
+static void compute_stmatrix(Slot** slots) {
+    for (int lane = 0; lane < 32; lane++) {
+        const int row = lane % 8, matrix = lane / 8;
+        for (int i = 0; i < 8; i++) {
+            const bool transpose = slots[lane]->transpose;
+            const uint32_t pair = slots[transpose ? i * 4 + row / 2 : row * 4 + i / 2]->a[matrix];
+            slots[lane]->bits[i / 4] |= uint64_t(pair >> (transpose ? row : i) % 2 * 16 & 0xffff) << i % 4 * 16;
+        }
+    }
+}
+
 static void compute(Op op, Slot** slots, unsigned lanes, Site site) {
-    if ((op == Op::mma || op == Op::ldmatrix) && lanes != ~0u) report("a tensor-core operation needs 32 lanes", site);
+    if ((op == Op::mma || op == Op::ldmatrix || op == Op::stmatrix) && lanes != ~0u)
+        report("a tensor-core operation needs 32 lanes", site);
     if (op == Op::mma) compute_mma(slots);
     if (op == Op::ldmatrix) compute_ldmatrix(slots);
+    if (op == Op::stmatrix) compute_stmatrix(slots);
     if (op == Op::shuffle)
         for_each_lane(lanes, [&](int lane) {
             const int source = slots[lane]->source_lane;
@@ -152,6 +165,13 @@ void mma(float* acc, const uint32_t* a, const uint32_t* b, Site site) {
 void ldmatrix(uint32_t* registers, bool transpose, uint64_t low, uint64_t high, Site site) {
     Slot slot{.op = Op::ldmatrix, .bits = {low, high}, .registers = registers, .transpose = transpose};
     warp_operation(~0u, slot, site);
+}
+
+void stmatrix(const uint32_t* registers, bool transpose, uint64_t (&row)[2], Site site) {
+    Slot slot{.op = Op::stmatrix, .a = registers, .transpose = transpose};
+    warp_operation(~0u, slot, site);
+    row[0] = slot.bits[0];
+    row[1] = slot.bits[1];
 }
 
 int lane() { return running->current->lane; }

@@ -1,5 +1,5 @@
 // simt.h: the building blocks of kernels: launches, shared memory, 16-byte vectors, reductions over warps and blocks,
-// tensor-core and asynchronous copy instructions. All PTX of the program is in this file.
+// tensor-core and asynchronous copy instructions. All PTX of the program is in this file and in hopper.h.
 //
 // nvcc compiles the first half of the file, for a GPU. A plain C++ compiler compiles the second half, which runs the
 // same kernels on a CPU and reports their bugs; that build includes the emulator's header (dev/simt/emulator.h) before
@@ -68,11 +68,17 @@ int resident_blocks(void (*kernel)(P...), int threads, int64_t shared_bytes) {
 
 namespace simt {
 
-// The block's dynamic shared memory, aligned to 16 bytes.
-template <class T>
+// The block's dynamic shared memory, aligned to 16 bytes, or to 1024 as tiles with a swizzle need it (hopper.h).
+template <class T, int ALIGN = 16>
 __device__ __forceinline__ T* dynamic_shared() {
-    extern __shared__ __align__(16) unsigned char dynamic_shared_memory[];
-    return reinterpret_cast<T*>(dynamic_shared_memory);
+    static_assert(ALIGN == 16 || ALIGN == 1024);
+    if constexpr (ALIGN == 16) {
+        extern __shared__ __align__(16) unsigned char dynamic_shared_memory[];
+        return reinterpret_cast<T*>(dynamic_shared_memory);
+    } else {
+        extern __shared__ __align__(1024) unsigned char dynamic_shared_tiles[];
+        return reinterpret_cast<T*>(dynamic_shared_tiles);
+    }
 }
 
 using StreamAt = Stream;
@@ -293,6 +299,17 @@ void cp_async_wait() {
 #endif
 
 namespace simt {
+
+template <class... P>
+void check_launch(cudaError_t error, void (*kernel)(P...), dim3 grid, dim3 block, int64_t shared_bytes) {
+    if (error == cudaSuccess) return;
+    const char* name = nullptr;
+    if (cudaFuncGetName(&name, reinterpret_cast<const void*>(kernel)) != cudaSuccess) name = "a kernel";
+    fail(EXIT_INTERNAL, "%s, (%u, %u, %u) blocks of (%u, %u, %u) threads, %lld bytes of shared memory: %s", name,
+         grid.x, grid.y, grid.z, block.x, block.y, block.z, static_cast<long long>(shared_bytes),
+         cudaGetErrorString(error));
+}
+
 // Queues kernel(args...) on the stream.
 template <class... P>
 void launch(void (*kernel)(P...), dim3 grid, dim3 block, int64_t shared_bytes, StreamAt stream,
@@ -302,13 +319,9 @@ void launch(void (*kernel)(P...), dim3 grid, dim3 block, int64_t shared_bytes, S
         start(kernel, grid, block, shared_bytes, stream, args...);
         error = cudaGetLastError();
     }
-    if (error == cudaSuccess) return;
-    const char* name = nullptr;
-    if (cudaFuncGetName(&name, reinterpret_cast<const void*>(kernel)) != cudaSuccess) name = "a kernel";
-    fail(EXIT_INTERNAL, "%s, (%u, %u, %u) blocks of (%u, %u, %u) threads, %lld bytes of shared memory: %s", name,
-         grid.x, grid.y, grid.z, block.x, block.y, block.z, static_cast<long long>(shared_bytes),
-         cudaGetErrorString(error));
+    check_launch(error, kernel, grid, block, shared_bytes);
 }
+
 }  // namespace simt
 
 constexpr float LOG2_E = 1.44269504f;
