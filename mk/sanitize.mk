@@ -1,7 +1,13 @@
-# sanitize.mk: the flags of SANITIZE=address,undefined, SANITIZE=thread and SANITIZE=memory.
+# sanitize.mk: the flags of SANITIZE=address,undefined, SANITIZE=thread, SANITIZE=memory and SANITIZE=stores. The last
+# is no sanitizer: clang then shows the emulator each load and store of a kernel (dev/simt/hopper.cpp).
 
 ifneq ($(SANITIZE),)
+ifeq ($(SANITIZE),stores)
+SANFLAGS := -fsanitize-coverage=func,trace-loads,trace-stores -DSIMT_SEES_STORES
+else
 SANFLAGS := -fsanitize=$(SANITIZE)
+LDFLAGS  += -fsanitize=$(SANITIZE)
+endif
 # Keeps variables on the real stack. From g++ 13 on AddressSanitizer moves them to a "fake stack" by default. Variables
 # of AVX-512 are not aligned there (GCC's bug 110027), and each CUDA thread of the emulator would map and unmap memory.
 ifneq ($(findstring address,$(SANITIZE)),)
@@ -19,5 +25,4 @@ OPENMP   :=
 LDLIBS   += $(if $(findstring clang,$(CXX)),-fopenmp)
 endif
 CXXFLAGS += $(SANFLAGS) -fno-omit-frame-pointer
-LDFLAGS  += -fsanitize=$(SANITIZE)
 endif

@@ -1,77 +1,23 @@
 // test_simt_bugs.cu: kernels with a seeded bug. Each must be reported by the builds that can detect it: without
 // sanitizers, with AddressSanitizer and UndefinedBehaviorSanitizer, with ThreadSanitizer, or with MemorySanitizer.
-//
-// A report ends its process, so each bug runs in a child process, and the test checks its output and exit status.
 #include "cuda/simt.h"
 
 #include <array>
-#include <cstdio>
-#include <cstdlib>
-#include <functional>
 #include <string>
 #include <vector>
 
-#include "base/common.h"
-#include "gpu/child_process.h"
+#include "gpu/seeded_bugs.h"
 #include "gpu/simt_arrays.h"
 
-#if defined(__has_feature)
-#define HAS_FEATURE(x) __has_feature(x)
-#else
-#define HAS_FEATURE(x) 0
-#endif
-enum Build { PLAIN, ADDRESS, THREAD, MEMORY };
-#if defined(__SANITIZE_ADDRESS__) || HAS_FEATURE(address_sanitizer)
-constexpr Build BUILD = ADDRESS;
-#elif defined(__SANITIZE_THREAD__) || HAS_FEATURE(thread_sanitizer)
-constexpr Build BUILD = THREAD;
-#elif HAS_FEATURE(memory_sanitizer)
-constexpr Build BUILD = MEMORY;
-#else
-constexpr Build BUILD = PLAIN;
-#endif
-
-extern "C" const char* __tsan_default_options() { return "halt_on_error=1:atexit_sleep_ms=0:report_bugs=1"; }
-extern "C" const char* __ubsan_default_options() { return "halt_on_error=1"; }
-
-// The text that each build must print; null if the build need not detect the bug.
-struct Expected {
-    const char *plain, *address, *thread, *memory;
-    Expected(const char* plain, const char* address, const char* thread, const char* memory)
-        : plain(plain), address(address), thread(thread), memory(memory) {}
-    Expected(const char* text) : Expected(text, text, text, text) {}
-};
-static const char* const wrong = "wrong result";
-static const char* const asan = "ERROR: AddressSanitizer";
-static const char* const race = "WARNING: ThreadSanitizer: data race";
-static const char* const msan = "WARNING: MemorySanitizer: use-of-uninitialized-value";
-
-// The bug must be reported in at least one of the thread orders; some bugs show only in some orders.
+// Some bugs show only in some orders of threads.
 static void expect_report(const Expected& expected, const std::function<void()>& bug) {
-    const int call = run_in_child([&] {
-        if (BUILD != ADDRESS) signal(SIGSEGV, SIG_DFL);  // removes doctest's handler
-        bug();
-    });
-    const char* const text[] = {expected.plain, expected.address, expected.thread, expected.memory};
-    if (call < 0 || !text[BUILD]) return;
-    std::string outputs;
+    std::vector<Environment> runs;
     for (const auto& [order, cp_async, streams] : {std::array{"random:1", "lazy", "now"},
                                                    {"forward", "lazy", "now"},
                                                    {"reverse", "eager", "now"},
-                                                   {"random:2", "eager", "deferred"}}) {
-        const Child child(call, {{"SIMT_ORDER", order}, {"SIMT_CP_ASYNC", cp_async}, {"SIMT_STREAMS", streams}});
-        const Ending e = child.wait();
-        const std::string output = format("%s\n-- status %d\n", e.output.substr(0, 4000).c_str(), e.status);
-        if (e.status != 0 && output.find(text[BUILD]) != std::string::npos) return;
-        outputs += output;
-    }
-    CHECK_MESSAGE(false, "no run printed \"" << std::string(text[BUILD]) << "\", but:\n" << outputs);
-}
-
-static void require(bool right, const std::string& what) {
-    if (right) return;
-    fprintf(stderr, "wrong result: %s\n", what.c_str());
-    exit(3);
+                                                   {"random:2", "eager", "deferred"}})
+        runs.push_back({{"SIMT_ORDER", order}, {"SIMT_CP_ASYNC", cp_async}, {"SIMT_STREAMS", streams}});
+    expect_report(expected, runs, bug);
 }
 
 static float anything(int, float got) { return got; }
