@@ -2,8 +2,8 @@
 # check_cuda.sh [--update] [ARCH...]: compiles the CUDA backend for every architecture, with warnings and spilled
 # registers as errors, and links both programs for the last one. Fails if a kernel takes more registers or static shared
 # memory or spills more bytes than dev/cuda_budget.txt allows, or lacks the instructions that it should use
-# (opcodes.py). --update writes the file again. The emulator (dev/simt/occupancy.cpp) reads it, too. Needs nvcc, but no
-# GPU.
+# (opcodes.py). For sm_90a the test kernels of hopper_kernels.cuh are compiled, too. --update writes the file again. The
+# emulator (dev/simt/occupancy.cpp) reads it. Needs nvcc, but no GPU.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
@@ -56,7 +56,9 @@ kernels_of() {
 }
 
 for arch in "${archs[@]}"; do
-    for source in llmc/cuda/*.cu; do
+    sources=(llmc/cuda/*.cu)
+    if [ "$arch" = 90a ]; then sources+=(dev/test/gpu/hopper_kernels.cu); fi
+    for source in "${sources[@]}"; do
         if ! compile "$source" "$arch" "$work/log"; then
             echo "FAIL  $source for sm_$arch"
             grep -E 'error|warning' "$work/log" | c++filt | sed 's/^/      /' | head -20
@@ -69,7 +71,12 @@ for arch in "${archs[@]}"; do
             status=1
         fi
         kernels_of "$arch" "$work/log" >>"$work/table"
-        if [ "$source" = llmc/cuda/ops.cu ] && ! ./dev/opcodes.py "$work/cubin"; then
+        case $source in
+            llmc/cuda/ops.cu) rules=() ;;
+            */hopper_kernels.cu) rules=(--hopper) ;;
+            *) continue ;;
+        esac
+        if ! ./dev/opcodes.py "${rules[@]}" "$work/cubin"; then
             echo "FAIL  instructions for sm_$arch: see above"
             status=1
         fi

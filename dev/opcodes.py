@@ -15,8 +15,8 @@ import subprocess
 import sys
 from collections import Counter
 
-OPCODES = {0x23C: "HMMA", 0x9F0: "HGMMA", 0x83B: "LDSM", 0xFAE: "LDGSTS", 0x983: "LDL", 0x387: "STL", 0x981: "LDG",
-           0x986: "STG"}
+OPCODES = {0x23C: "HMMA", 0x9F0: "HGMMA", 0xDF0: "HGMMA", 0x83B: "LDSM", 0x844: "STSM", 0xFAE: "LDGSTS", 0x983: "LDL",
+           0x387: "STL", 0x981: "LDG", 0x986: "STG", 0x5B4: "UTMALDG", 0x3B4: "UTMALDG", 0x3B5: "UTMASTG"}
 
 # Names of kernels, instructions that they must have, and instructions that they must not have. LDL and STL access local
 # memory: arrays that the compiler did not keep in registers.
@@ -37,6 +37,8 @@ RULES = [
     (r"embedding_forward_kernel", ["LDG.128", "STG.128"], ["LDL", "STL"]),
     (r"(round|widen|accumulate)_kernel", ["LDG.128", "STG.128"], ["LDL", "STL"]),
 ]
+# Of the test kernels for Hopper.
+HOPPER_RULES = [(r"hopper_(gemm|chain)_kernel", ["HGMMA", "UTMALDG", "UTMASTG", "STSM"], ["LDL", "STL"])]
 
 
 def kernels(path):
@@ -75,6 +77,7 @@ def readable(names):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--list", action="store_true", help="print the counts of every kernel")
+    parser.add_argument("--hopper", action="store_true", help="check hopper_kernels.cuh")
     parser.add_argument("file")
     args = parser.parse_args()
     found = list(kernels(args.file))
@@ -84,7 +87,7 @@ def main():
             print(name, " ".join(f"{opcode} {n}" for opcode, n in sorted(counts.items())))
         return
     bad = False
-    for pattern, required, forbidden in RULES:
+    for pattern, required, forbidden in HOPPER_RULES if args.hopper else RULES:
         kernels_of_rule = [(name, counts) for name, counts in counted if re.match(pattern, name)]
         if not kernels_of_rule:
             print(f"FAIL  no kernel is called {pattern}")
