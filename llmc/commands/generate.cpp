@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <iostream>
+#include <thread>
 
 #include <fcntl.h>
 #include <poll.h>
@@ -124,6 +126,8 @@ static int generate_text(const Options& o, Comm& comm) {
     if (talks)
         for_each_line(comm,
                       [&](const std::string& line) { write(line, tokens_of_prompt(o, source, line, "the line")); });
+    // Open MPI 5.0.7's mpirun sends the end of stdout to its stderr if a message on stderr follows at once.
+    if (getenv("OMPI_COMM_WORLD_SIZE")) std::this_thread::sleep_for(std::chrono::milliseconds(100));
     if (comm.rank == 0)
         print_message(format("%s in %.1f s: %.1f tokens/s", counted(tokens, "token").c_str(), seconds,
                              double(tokens) / std::max(seconds, 1e-9)));
