@@ -52,8 +52,9 @@ LIB_OBJECTS := $(LIB_SOURCES:%.cpp=$(BUILD)/%.o)
 TESTS       := $(patsubst dev/test/unit/%.cpp,$(BUILD)/%,$(wildcard dev/test/unit/test_*.cpp))
 BENCHES     := $(patsubst dev/bench/%.cpp,$(BUILD)/%,$(wildcard dev/bench/bench_*.cpp))
 TEST_MAIN   := $(BUILD)/dev/test/support/main.o
-# These tests run AMX and AVX512-BF16 in plain C++ (dev/test/support/emulated_units.h).
-UNITS_TESTS := $(if $(filter x86_64,$(ARCH)),$(addprefix $(BUILD)/units/,test_gpt2 test_matmul test_matrix_attention))
+# These programs run AMX and AVX512-BF16 in plain C++ (dev/test/support/emulated_units.h).
+UNITS       := train_gpt2_amx units/test_gpt2 units/test_matmul units/test_matrix_attention
+UNITS       := $(if $(filter x86_64,$(ARCH)),$(UNITS:%=$(BUILD)/%))
 UNITS_NAMES := $(addprefix llmc/cpu/,amx avx512bf16 isa)
 
 # Sources with loops over all elements of a tensor, all tokens or all bytes of a file.
@@ -131,9 +132,10 @@ $(TESTS): $(BUILD)/%: $(BUILD)/dev/test/unit/%.o $(TEST_MAIN) $(BUILD)/libllmc.a
 $(BENCHES): $(BUILD)/%: $(BUILD)/dev/bench/%.o $(BUILD)/libllmc.a
 	$(call link)
 
+$(BUILD)/train_gpt2_amx: $(BUILD)/train_gpt2.o
 $(BUILD)/units/test_gpt2: $(BUILD)/test_gpt2.o
-$(filter-out %/test_gpt2,$(UNITS_TESTS)): $(BUILD)/units/%: $(BUILD)/dev/test/unit/%.o $(TEST_MAIN)
-$(UNITS_TESTS): $(UNITS_NAMES:%=$(BUILD)/units/%.o) $(BUILD)/libllmc.a
+$(filter-out %_amx %_gpt2,$(UNITS)): $(BUILD)/units/%: $(BUILD)/dev/test/unit/%.o $(TEST_MAIN)
+$(UNITS): $(UNITS_NAMES:%=$(BUILD)/units/%.o) $(BUILD)/libllmc.a
 	$(call link)
 
 # A program that only joins the rendezvous. dev/test/ranks/test_slurm.py and test_torchrun.py start it as ranks.
@@ -177,7 +179,7 @@ include mk/emulator.mk
 include mk/fuzz.mk
 include mk/install.mk
 
-tests: $(TESTS) $(REPLAYS) $(UNITS_TESTS) $(BUILD)/test_gpt2 $(BUILD)/train_gpt2 $(BUILD)/alone/train_gpt2 \
+tests: $(TESTS) $(REPLAYS) $(UNITS) $(BUILD)/test_gpt2 $(BUILD)/train_gpt2 $(BUILD)/alone/train_gpt2 \
        $(BUILD)/rendezvous_rank $(BUILD)/alone/rendezvous_rank $(BUILD)/group_ranks $(BUILD)/layouts
 bench: $(BENCHES)
 

@@ -3,7 +3,7 @@
 Default: unit tests, the CUDA backend in the emulator and on the GPU if there is one, and the whole model against its
 reference. `sanitizers`: the same by clang with AddressSanitizer, ThreadSanitizer and MemorySanitizer, kernels also with
 a GPU's arithmetic and other orders of blocks. `slow`: other GPUs in the emulator, the fuzzers on their committed
-inputs, and all kernels through nvcc.
+inputs, all kernels through nvcc, and what depends on the instruction set as on other CPUs.
 """
 
 import fcntl
@@ -12,6 +12,7 @@ import os
 import platform
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,17 @@ def test_whole_model(isa, run_cases):
     run_cases(RELEASE / "test_gpt2", env={"CPU_ISA": isa})
 
 
+# AMX runs in plain C++ on machines with AVX-512.
+@slow
+@needs_x86
+@pytest.mark.parametrize("isa", ["plain", "avx2", "amx"])
+def test_what_depends_on_the_cpu_holds_on_others(isa, run_cases):
+    program = RELEASE / ("train_gpt2_amx" if isa == "amx" else "train_gpt2")
+    needs_isa(isa, program)
+    run_cases([sys.executable, "-m", "pytest", "-m", "isa and not slow", HERE],
+              env={"PROGRAM": program, **({} if isa == "amx" else {"CPU_ISA": isa})})
+
+
 @needs_x86
 @pytest.mark.parametrize("name", EMULATED)
 def test_emulated(name, run_cases):
@@ -199,4 +211,4 @@ def test_arm64(name, run_cases):
     if not shutil.which("aarch64-linux-gnu-g++") or not shutil.which("qemu-aarch64"):
         pytest.skip("no cross compiler or qemu (apt-get install g++-aarch64-linux-gnu qemu-user)")
     build("CXX=aarch64-linux-gnu-g++", "tests")
-    run_cases(*QEMU, ARM / name, env={"RUN_BY": " ".join(QEMU)}, limit=3600)
+    run_cases(*QEMU, ARM / name, limit=3600)

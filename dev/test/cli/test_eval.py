@@ -43,6 +43,7 @@ def rows_of(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.isa
 def test_any_number_of_ranks_and_sequences_per_batch_prints_the_same_digits(trained, tasks, tmp_path):
     files = ",".join(str(tasks / name) for name in (CHOICES, "words.jsonl", "schema.jsonl"))
 
@@ -75,6 +76,7 @@ def test_the_results_of_the_rows_give_the_table(trained, tasks, tmp_path):
     assert abs(float(found[2]) - perplexity) < 1e-3
 
 
+@pytest.mark.isa
 def test_a_text_is_scored_like_the_same_text_as_a_row_and_counts_its_words_and_bytes(trained, tmp_path):
     text = "the old king saw a\n river \n"
     (tmp_path / "text").write_text(text)

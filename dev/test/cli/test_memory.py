@@ -17,6 +17,7 @@ def limited(kib):
     return ["bash", "-c", 'ulimit -v "$0" && exec "$@"', kib]
 
 
+@pytest.mark.isa
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 def test_the_peak_of_a_run_is_that_of_its_plan(precision, start, data):
     program, *options = train_command(LARGE, "--precision", precision, out="", data=data, val=False)
@@ -29,6 +30,7 @@ def test_the_peak_of_a_run_is_that_of_its_plan(precision, start, data):
     assert 0.95 * mib <= usage.ru_maxrss / 1024 <= 1.05 * mib
 
 
+@pytest.mark.isa
 def test_micro_batch_auto_fits_the_memory(data):
     def command(*options):
         return train_command(AUTO, "--micro-batch auto", *options, out="", data=data, val=False)

@@ -7,6 +7,7 @@ import pytest
 from harness import PROGRAM, refused, train_command
 
 
+@pytest.mark.isa
 @pytest.mark.parametrize("text, options", [
     ("error: --sample-prompt has ", f"--sample-every 5 --sample-prompt '{'king ' * 40}'"),
     ("but the model's vocabulary has 256", "--vocab-size 256"),

@@ -53,6 +53,7 @@ def test_a_run_in_parts_by_one_or_two_threads_has_the_bits_of_a_run_in_one_part(
     assert_same_run(whole(form), tmp_path / "run", 20)
 
 
+@pytest.mark.isa
 def test_without_master_weights_a_bf16_checkpoint_resumes_and_the_loss_is_close(whole, tmp_path, data):
     options = {"out": tmp_path / "run", "data": data}
     train(RUN, FORMS["no_masters"], "--export-dtype bf16 --stop-after 12", **options)

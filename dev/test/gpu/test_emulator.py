@@ -28,6 +28,7 @@ def emulated(data, tmp_path):
     return begin
 
 
+@pytest.mark.isa
 @pytest.mark.parametrize("precision, tolerance", [("fp32", 1e-4), ("bf16", 5e-2), ("fp8", 5e-2)])
 def test_training_has_the_losses_of_the_cpu_and_a_resume_changes_no_bit(data, tmp_path, precision, tolerance):
     options = f"{RUN} --precision {precision}"

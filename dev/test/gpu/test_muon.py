@@ -8,6 +8,7 @@ OPTIONS = ("--optimizer muon --layers 3 --micro-batch 1 --global-batch 32 --warm
 
 
 # Losses of two layouts differ by the order of sums in fp32, or by roundings to bf16, in some hundred additions.
+@pytest.mark.isa
 @pytest.mark.parametrize("n, options, layout, tolerance", [
     (1, "--precision fp32", "", 1e-5), (2, "--precision fp32", "--tensor-parallel 2", 1e-5),
     (1, "--precision bf16 --master-weights off", "", 2e-3)])

@@ -58,6 +58,7 @@ def test_equal_replicas_pass_the_comparison(data):
     train(COMPARED, "--zero 1", out="", data=data, by=ranks(3))
 
 
+@pytest.mark.isa
 def test_ranks_with_other_instruction_sets_do_not_compare_their_weights(data, tmp_path):
     if ", plain;" in run(PROGRAM, "plan", TINY).out:
         pytest.skip("this machine has CPU_ISA=plain only")

@@ -173,6 +173,7 @@ def test_ranks_of_different_programs_are_refused(never, tmp_path):
                  "--deterministic-ranks", each_rank(never(VIRTUAL), [str(rebuilt), *never(VIRTUAL)[1:]]))
 
 
+@pytest.mark.isa
 def test_virtual_ranks_with_another_instruction_set_are_refused(never):
     if ", plain;" in run(PROGRAM, "plan", TINY).out:
         pytest.skip("this machine has CPU_ISA=plain only")

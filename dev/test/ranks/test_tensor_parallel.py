@@ -69,6 +69,7 @@ def test_ranks_send_the_bytes_of_plan(n, options, data, tmp_path):
     assert_sends_planned_bytes(n, model, options, data=data, tmp_path=tmp_path)
 
 
+@pytest.mark.isa
 @pytest.mark.parametrize("n, options, order", [
     (2, "--precision bf16 --sequence-parallel", None), (4, "--precision fp32 --zero 2 --sequence-parallel", None),
     (4, "--precision fp32 --zero 3 --sequence-parallel", "deferred:5")])
