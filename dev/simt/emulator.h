@@ -13,9 +13,9 @@
 // __syncthreads, __syncwarp, __threadfence, atomic, event or synchronisation, and it names both source lines.
 //
 // It cannot show the order of sums inside mma, a GPU's speed, kernels whose threads spin until another thread acts
-// (fibers are not preempted), and instructions that simt.h has no wrapper for. A GPU's rounding it shows only in a
-// build of its own, `make emulator MATH=gpu`: the compiler fuses multiplications and additions, as nvcc does, and with
-// SIMT_MATH=gpu the approximate instructions have errors as large as a GPU's.
+// (fibers are not preempted), and instructions that simt.h and hopper.h have no wrappers for. A GPU's rounding it shows
+// only in a build of its own, `make emulator MATH=gpu`: the compiler fuses multiplications and additions, as nvcc does,
+// and with SIMT_MATH=gpu the approximate instructions have errors as large as a GPU's.
 //
 // Environment variables; simt::config has the same settings, except SIMT_NCCL:
 //   SIMT_ORDER=forward|reverse|random[:SEED]   order in which threads of a block, and blocks, run [forward]

@@ -9,15 +9,16 @@
 //   overwriting  nobody writes operands of a pending wgmma or the source of a pending store, or what TMA still writes.
 //   registers    accumulators belong to wgmma until its wait: they are NaN meanwhile. wgmma_fence must follow each
 //                change by the thread. setmaxnreg takes registers from a pool that others must have filled.
-//   descriptors  operands begin where their swizzle repeats and lie in shared memory that something has written.
+//   descriptors  operands begin where their swizzle repeats, lie in shared memory that something has written, and have
+//                the rows and columns of a TMA load in order.
 //   ends         threads wait for their products and stores; blocks of a cluster outlive arrivals at their mbarriers.
-// A deadlock prints what each mbarrier still expects. Wrong strides and offsets give wrong numbers, as on a GPU.
+// A deadlock prints what each mbarrier still expects. Other wrong offsets give wrong numbers, as on a GPU.
 //
 // The copies and products run late (when somebody waits for them), early (at once) or at random (SIMT_ASYNC). Late
-// finds memory that is reused too early, early finds nothing but missing waits in wrong numbers. To ThreadSanitizer
-// each engine (the TMA unit of a block, the tensor core of a warpgroup) is a thread: an instruction releases to it, it
-// releases the mbarrier or the wait. So it reports races between copies and threads, with both lines. Wrappers show the
-// emulator only some of a kernel's stores; a build with SANITIZE=stores (clang) shows it all loads and stores.
+// finds the most, for example memory that is reused too early. To ThreadSanitizer each engine (the TMA unit of a block,
+// the tensor core of a warpgroup) is a thread: an instruction releases to it, it releases the mbarrier or the wait. So
+// it reports races between copies and threads, with both lines. Wrappers show the emulator only some of a kernel's
+// stores; a build with SANITIZE=stores (clang) shows it all loads and stores.
 //
 // Not modelled: weaker ordering of memory than these rules, convergence within a warp at `.aligned` instructions, time.
 //
@@ -43,8 +44,10 @@ struct Chunk {
     uint16_t number;            // of the thread
     uint16_t readers, writers;  // pending operations
     int phase;                  // of the barrier
-    uint64_t time;              // of the thread's store
-    Site site;                  // of the write
+    uint64_t time;              // of the write
+    // The place in TMA's box, and the box: rows, and columns of 16 bytes. No columns: not by TMA, or without a box.
+    uint16_t row, rows, column, columns;
+    Site site;  // of the write
 };
 
 struct Barrier {
@@ -171,26 +174,28 @@ void prepare_engines(Block& b) {
     if (sees_stores && !b.engines) create_engines(b);
 }
 
-void reset_engines(Block& b) {
-    b.uses_engines = false;
-    if (!b.engines) return;
+static void clear_engines(Block& b) {
     Engines& e = *b.engines;
     e.num_barriers = e.num_transfers = 0;
     e.registers = 0;
     fill(&e.cluster, 0, sizeof(e.cluster) + sizeof(e.named));
     fill(e.chunks, 0, sizeof(e.chunks));
     for (Warpgroup& g : e.groups) g.begun = g.issued = g.executed = 0;
-    const int registers =
-        b.leader->call->registers ? b.leader->call->registers : std::min(248, 8192 / b.num_threads * 8);
+    const int known = b.leader->call->registers, registers = known ? known : std::min(248, 8192 / b.num_threads * 8);
     for (int i = 0; i < b.num_threads; i++) {
         fill(&e.threads[i], 0, offsetof(ThreadState, accumulators));
         e.threads[i].registers = registers;
     }
 }
 
+void reset_engines(Block& b) {
+    b.uses_engines = false;
+    if (sees_stores) clear_engines(b);  // to see a block's first stores
+}
+
 static void start_engines(Block& b) {
     if (!b.engines) create_engines(b);
-    if (!sees_stores) reset_engines(b);
+    if (!sees_stores) clear_engines(b);
     b.uses_engines = true;
     if (!detects_races() || b.engines->tsan_fiber[0]) return;
     const auto create = [](void*(&fibers)[2], const char* name) {
@@ -448,7 +453,7 @@ void fence_proxy() {
 
 // TMA.
 
-// Calls f(global, shared, bytes) for each part of 16 bytes of a row of the box, with null for a part outside the
+// Calls f(global, shared, skip, bytes) for each 16 bytes of the box. The `bytes` after the first `skip` are of the
 // tensor.
 template <class F>
 static void for_parts(const Transfer& t, const Block& b, F f) {
@@ -472,6 +477,9 @@ static void for_parts(const Transfer& t, const Block& b, F f) {
 
 static void load(Transfer& t, Block& b) {
     Barrier& bar = *t.barrier;
+    const int columns = int(t.map.row_bytes() / 16);
+    const uint64_t time = ++now;
+    int part = 0;
     for_parts(t, b, [&](char* global, char* shared, int64_t skip, int64_t bytes) {
         Chunk& c = chunk_at(b, shared);
         if (bytes < 16) {
@@ -489,6 +497,11 @@ static void load(Transfer& t, Block& b) {
         c.barrier = uint8_t(&bar - b.engines->barriers);
         c.phase = bar.phase;
         c.site = t.site;
+        c.time = time;
+        c.row = uint16_t(part / columns);
+        c.rows = uint16_t(t.map.box[1]);
+        c.column = uint16_t(part++ % columns);
+        c.columns = t.map.rank ? uint16_t(columns) : 0;
     });
     bar.bytes -= t.map.bytes();
     release(&bar.edge[bar.phase & 1]);
@@ -673,6 +686,24 @@ static void check_descriptor(const Block& b, uint64_t descriptor, int outer, boo
     });
 }
 
+// What one TMA load has brought must be an operand's rows and columns in order. (If k of several columns are in a tile,
+// the next columns are in the next tile, and a box of three dimensions may be several tiles.)
+static void check_order(const Block& b, uint64_t descriptor, int outer, bool transposed, Site site) {
+    const Chunk& first = chunk_at(b, pointer(b, operand_address(descriptor, 0, 0, transposed)));
+    if (first.writer != Chunk::copy || !first.columns) return;
+    for_chunks(descriptor, outer, transposed, [&](int64_t address, int o, int k) {
+        const Chunk& c = chunk_at(b, pointer(b, address));
+        const int column = first.column + (transposed ? o : k) / 8;
+        const int row = first.row + (transposed ? k : o) + column / first.columns * first.rows;
+        if (c.writer != Chunk::copy || c.time != first.time) return;
+        if (c.row != row || c.column != column % first.columns)
+            report_with(site,
+                        "wgmma reads row %d of the box of the TMA load at %s:%d as row %d: a descriptor has a wrong "
+                        "offset, stride or swizzle",
+                        c.row, c.site.file, c.site.line, row);
+    });
+}
+
 static float widened(uint32_t pair, int half) { return std::bit_cast<float>(half ? pair & 0xffff0000u : pair << 16); }
 
 // Puts an operand into matrix[outer][k], or [k][outer] if outer_stride is 1.
@@ -790,6 +821,8 @@ void wgmma(float* d, Wgmma w, Site site) {
         check_read(b, pointer(b, address), "wgmma", true, group * 4, 4, site);
         chunk_at(b, pointer(b, address)).readers++;
     });
+    if (!w.registers) check_order(b, w.a, 64, w.transposed_a, site);
+    check_order(b, w.b, w.n, w.transposed_b, site);
     g.issued++;
     wake(b, &g);
     if (config.async == Async::early) execute_next_product(b, g);

@@ -98,17 +98,55 @@ __device__ __forceinline__ void load_gemm_tiles(const GemmTiles<BN, CLUSTER>& t,
         }
 }
 
+// One lane of a warp tells each block of the cluster that the warp has read the stage.
+template <int BN, int CLUSTER>
+__device__ __forceinline__ void release(const GemmTiles<BN, CLUSTER>& t, int stage) {
+    const int lane = threadIdx.x % 32;
+    if (lane == 0) mbarrier_arrive(t.empty + stage);
+    if (CLUSTER > 1 && lane == 1) mbarrier_arrive_at(t.empty + stage, t.rank ^ 1);
+}
+
+// turn: the number of the tile among those of the cluster.
+template <int BN, int CLUSTER, bool TRANSPOSED_B, class Bugs>
+__device__ __forceinline__ void multiply_gemm_tile(const GemmTiles<BN, CLUSTER>& t, float (&acc)[2][BN / 2], int turn,
+                                                   Bugs bug) {
+    using T = GemmTiles<BN, CLUSTER>;
+    const int group = turn % 2, k_tiles = t.k_tiles();
+    // The other group must have waited for all stages of its tile. Otherwise a wait for the phase after the next one of
+    // a barrier would return at once.
+    if (turn > 0 && !bug(15)) mbarrier_wait(t.turn + group, (turn - 1) / 2 & 1);
+    for (int k = 0; k < k_tiles; k++) {
+        const int i = turn * k_tiles + k, s = i % T::STAGES;
+        mbarrier_wait(t.full + s, (bug(2) ? 0 : i / T::STAGES) & 1);
+        const uint64_t a = descriptor_of(t.a(s));
+        const uint64_t b = TRANSPOSED_B ? transposed_descriptor_of(t.b(s), bug(3) ? TILE_BYTES / 2 : TILE_BYTES)
+                           : bug(12)    ? descriptor(t.b(s), 16, 512)
+                                        : descriptor_of(t.b(s));
+        if (!bug(10)) wgmma_fence();
+        UNROLL
+        for (int kk = 0; kk < T::BK / 16; kk++) {
+            const uint64_t ak = a + kk * (bug(13) ? TRANSPOSED_K_STEP : K_STEP);
+            const uint64_t bk = b + kk * (TRANSPOSED_B ? TRANSPOSED_K_STEP : K_STEP);
+            wgmma<false, TRANSPOSED_B>(acc[0], ak, bk, k + kk > 0);
+            wgmma<false, TRANSPOSED_B>(acc[1], ak + (TILE_BYTES >> 4), bk, k + kk > 0);
+        }
+        wgmma_commit();
+        if (bug(5)) release(t, s);
+        if (k > 0) wgmma_wait<1>();
+        if (k > 0 && !bug(5)) release(t, (i - 1) % T::STAGES);
+    }
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(t.turn + (group ^ 1));
+    if (!bug(6)) wgmma_wait<0>();
+    if (!bug(5)) release(t, (turn * k_tiles + k_tiles - 1) % T::STAGES);
+}
+
 template <int BN, int CLUSTER, bool TRANSPOSED_B, bool RESIDUAL, class Bugs>
 __device__ __forceinline__ void multiply_gemm_tiles(const GemmTiles<BN, CLUSTER>& t, const CUtensorMap* out_map,
                                                     const CUtensorMap* residual_map, Bugs bug) {
     using T = GemmTiles<BN, CLUSTER>;
-    const int group = threadIdx.x / 128 - 1, thread = threadIdx.x % 128, lane = thread % 32, k_tiles = t.k_tiles();
+    const int group = threadIdx.x / 128 - 1, thread = threadIdx.x % 128;
     unsigned char* const staging = t.staging(group);
     float acc[2][BN / 2];
-    const auto release = [&](int stage) {  // one lane of a warp for each block of the cluster
-        if (lane == 0) mbarrier_arrive(t.empty + stage);
-        if (CLUSTER > 1 && lane == 1) mbarrier_arrive_at(t.empty + stage, t.rank ^ 1);
-    };
     const auto group_barrier = [&] { group == 0 ? named_barrier<1>(128) : named_barrier<2>(128); };
     const auto load_residual = [&](int tile, int half) {  // by one thread
         if (!bug(8)) store_wait_read<0>();
@@ -121,32 +159,7 @@ __device__ __forceinline__ void multiply_gemm_tiles(const GemmTiles<BN, CLUSTER>
     for (int turn = group; t.cluster + turn * t.clusters < t.tiles(); turn += 2) {
         const int tile = t.cluster + turn * t.clusters;
         if (RESIDUAL && thread == 0) load_residual(tile, 0);
-        // The other group must have waited for all stages of its tile. Otherwise a wait for the phase after the next
-        // one of a barrier would return at once.
-        if (turn > 0 && !bug(15)) mbarrier_wait(t.turn + group, (turn - 1) / 2 & 1);
-        for (int k = 0; k < k_tiles; k++) {
-            const int i = turn * k_tiles + k, s = i % T::STAGES;
-            mbarrier_wait(t.full + s, (bug(2) ? 0 : i / T::STAGES) & 1);
-            const uint64_t a = descriptor_of(t.a(s));
-            const uint64_t b = TRANSPOSED_B ? transposed_descriptor_of(t.b(s), bug(3) ? TILE_BYTES / 2 : TILE_BYTES)
-                               : bug(12)    ? descriptor(t.b(s), 16, 512)
-                                            : descriptor_of(t.b(s));
-            if (!bug(10)) wgmma_fence();
-            UNROLL
-            for (int kk = 0; kk < T::BK / 16; kk++) {
-                const uint64_t ak = a + kk * (bug(13) ? TRANSPOSED_K_STEP : K_STEP);
-                const uint64_t bk = b + kk * (TRANSPOSED_B ? TRANSPOSED_K_STEP : K_STEP);
-                wgmma<false, TRANSPOSED_B>(acc[0], ak, bk, k + kk > 0);
-                wgmma<false, TRANSPOSED_B>(acc[1], ak + (TILE_BYTES >> 4), bk, k + kk > 0);
-            }
-            wgmma_commit();
-            if (bug(5)) release(s);
-            if (k > 0) wgmma_wait<1>();
-            if (k > 0 && !bug(5)) release((i - 1) % T::STAGES);
-        }
-        if (lane == 0) mbarrier_arrive(t.turn + (group ^ 1));
-        if (!bug(6)) wgmma_wait<0>();
-        if (!bug(5)) release((turn * k_tiles + k_tiles - 1) % T::STAGES);
+        multiply_gemm_tile<BN, CLUSTER, TRANSPOSED_B>(t, acc, turn, bug);
         UNROLL
         for (int half = 0; half < 2; half++) {
             if (RESIDUAL) {
@@ -209,7 +222,6 @@ struct ChainTiles {
     static constexpr int BARRIERS = SCALES + 2 * 512, SHARED_BYTES = BARRIERS + 8 * 6;
 };
 
-template <class Bugs>
 __device__ __forceinline__ void load_chain_tiles(unsigned char* shared, uint64_t* full, const CUtensorMap* x_map,
                                                  const CUtensorMap* y_map, const float* scales, int tiles) {
     uint64_t *const scaled = full + 2, *const empty = full + 4;
@@ -231,79 +243,84 @@ __device__ __forceinline__ void load_chain_tiles(unsigned char* shared, uint64_t
     }
 }
 
+// sums += the products of tile i, of which x, y and scale are in shared memory.
+template <class Bugs>
+__device__ __forceinline__ void multiply_chain_tile(float (&sums)[2][32], int i, unsigned char* shared, uint64_t* full,
+                                                    Bugs bug) {
+    const int group = threadIdx.x / 128 - 1, thread = threadIdx.x % 128, lane = thread % 32, s = i % 2;
+    unsigned char *const x = shared + s * ChainTiles::INPUT_BYTES, *const y = x + 2 * TILE_BYTES;
+    unsigned char* const p_tile = shared + ChainTiles::P + (bug(24) ? 0 : s) * ChainTiles::P_BYTES;
+    float p[64];
+    if (!bug(22)) mbarrier_wait(full + s, i / 2 & 1);
+    wgmma_fence();
+    UNROLL
+    for (int k = 0; k < 4; k++)
+        wgmma<false, false>(p, descriptor_of(x + group * TILE_BYTES) + k * K_STEP, descriptor_of(y) + k * K_STEP,
+                            k > 0);
+    wgmma_commit();
+    if (!bug(27)) mbarrier_wait(full + 2 + s, i / 2 & 1);  // the scales
+    if (!bug(23)) wgmma_wait<0>();
+    const float* const scale = reinterpret_cast<float*>(shared + ChainTiles::SCALES) + s * 128 + lane % 4 * 2;
+    uint32_t operand[8][4];
+    UNROLL
+    for (int j = 0; j < 16; j++) {  // blocks of 8 columns
+        const float first = scale[8 * j], second = scale[8 * j + 1];
+        operand[j / 2][j % 2 * 2] = pack_bf16(p[4 * j] * first, p[4 * j + 1] * second);
+        operand[j / 2][j % 2 * 2 + 1] = pack_bf16(p[4 * j + 2] * first, p[4 * j + 3] * second);
+    }
+    UNROLL
+    for (int j = 0; j < 16; j += 2)
+        stmatrix_x4(
+            p_tile + j / 8 * 2 * TILE_BYTES + swizzled(group * 64 + thread / 32 * 16 + lane % 16, (j + lane / 16) % 8),
+            operand[j / 2]);
+    if (!bug(25)) fence_proxy_async();
+    if (!bug(26)) named_barrier<1>(256);
+    wgmma_fence();
+    const uint64_t own_p = transposed_descriptor_of(p_tile + group * 2 * TILE_BYTES, 0);
+    const uint64_t own_x = transposed_descriptor_of(x, 0), own_y = transposed_descriptor_of(y, 0);
+    UNROLL
+    for (int k = 0; k < 8; k++)
+        wgmma<true, true>(sums[0], own_p + k * TRANSPOSED_K_STEP, own_x + k * TRANSPOSED_K_STEP, i + k > 0);
+    UNROLL
+    for (int k = 0; k < 8; k++) wgmma<true>(sums[1], operand[k], own_y + k * TRANSPOSED_K_STEP, i + k > 0);
+    wgmma_commit();
+    wgmma_wait<0>();
+    if (lane == 0) mbarrier_arrive(full + 4 + s);
+}
+
 template <class Bugs>
 __global__ void __launch_bounds__(384, 1)
     hopper_chain_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap y_map,
                         const __grid_constant__ CUtensorMap out_map, const float* scales, int tiles, Bugs bug) {
     unsigned char* const shared = simt::dynamic_shared<unsigned char, 1024>();
     uint64_t* const full = reinterpret_cast<uint64_t*>(shared + ChainTiles::BARRIERS);
-    uint64_t *const scaled = full + 2, *const empty = full + 4;
     if (threadIdx.x == 0) {
         for (int s = 0; s < 2; s++) {
             mbarrier_init(full + s, 1);
-            mbarrier_init(scaled + s, 32);
-            mbarrier_init(empty + s, 8);
+            mbarrier_init(full + 2 + s, 32);  // scaled
+            mbarrier_init(full + 4 + s, 8);   // empty
         }
         fence_mbarrier_init();
     }
     __syncthreads();
     if (threadIdx.x < 128) {
         give_registers<40>();
-        load_chain_tiles<Bugs>(shared, full, &x_map, &y_map, scales, tiles);
+        load_chain_tiles(shared, full, &x_map, &y_map, scales, tiles);
         return;
     }
     take_registers<232>();
-    const int group = threadIdx.x / 128 - 1, thread = threadIdx.x % 128, lane = thread % 32;
-    float p[64], sums[2][32];
-    for (int i = 0; i < tiles; i++) {
-        const int s = i % 2;
-        unsigned char *const x = shared + s * ChainTiles::INPUT_BYTES, *const y = x + 2 * TILE_BYTES;
-        unsigned char* const p_tile = shared + ChainTiles::P + (bug(24) ? 0 : s) * ChainTiles::P_BYTES;
-        if (!bug(22)) mbarrier_wait(full + s, i / 2 & 1);
-        wgmma_fence();
-        UNROLL
-        for (int k = 0; k < 4; k++)
-            wgmma<false, false>(p, descriptor_of(x + group * TILE_BYTES) + k * K_STEP, descriptor_of(y) + k * K_STEP,
-                                k > 0);
-        wgmma_commit();
-        if (!bug(27)) mbarrier_wait(scaled + s, i / 2 & 1);
-        if (!bug(23)) wgmma_wait<0>();
-        const float* const scale = reinterpret_cast<float*>(shared + ChainTiles::SCALES) + s * 128 + lane % 4 * 2;
-        uint32_t operand[8][4];
-        UNROLL
-        for (int j = 0; j < 16; j++) {  // blocks of 8 columns
-            const float first = scale[8 * j], second = scale[8 * j + 1];
-            operand[j / 2][j % 2 * 2] = pack_bf16(p[4 * j] * first, p[4 * j + 1] * second);
-            operand[j / 2][j % 2 * 2 + 1] = pack_bf16(p[4 * j + 2] * first, p[4 * j + 3] * second);
-        }
-        UNROLL
-        for (int j = 0; j < 16; j += 2)
-            stmatrix_x4(p_tile + j / 8 * 2 * TILE_BYTES +
-                            swizzled(group * 64 + thread / 32 * 16 + lane % 16, (j + lane / 16) % 8),
-                        operand[j / 2]);
-        if (!bug(25)) fence_proxy_async();
-        if (!bug(26)) named_barrier<1>(256);
-        wgmma_fence();
-        UNROLL
-        for (int k = 0; k < 8; k++)
-            wgmma<true, true>(sums[0],
-                              transposed_descriptor_of(p_tile + group * 2 * TILE_BYTES, 0) + k * TRANSPOSED_K_STEP,
-                              transposed_descriptor_of(x, 0) + k * TRANSPOSED_K_STEP, i + k > 0);
-        UNROLL
-        for (int k = 0; k < 8; k++)
-            wgmma<true>(sums[1], operand[k], transposed_descriptor_of(y, 0) + k * TRANSPOSED_K_STEP, i + k > 0);
-        wgmma_commit();
-        wgmma_wait<0>();
-        if (lane == 0) mbarrier_arrive(empty + s);
-    }
+    const int group = threadIdx.x / 128 - 1, thread = threadIdx.x % 128;
+    const auto group_barrier = [&] { group == 0 ? named_barrier<2>(128) : named_barrier<3>(128); };
+    float sums[2][32];
+    for (int i = 0; i < tiles; i++) multiply_chain_tile(sums, i, shared, full, bug);
     unsigned char* const staging = shared + ChainTiles::STAGING + group * TILE_BYTES;
     UNROLL
     for (int part = 0; part < 2; part++) {
         if (thread == 0) store_wait_read<0>();
-        group == 0 ? named_barrier<2>(128) : named_barrier<3>(128);
+        group_barrier();
         stage(staging, sums[part], false, false);
         if (!bug(21)) fence_proxy_async();
-        group == 0 ? named_barrier<2>(128) : named_barrier<3>(128);
+        group_barrier();
         if (thread == 0) tma_store(&out_map, staging, 0, part * 128 + group * 64);
         if (thread == 0) store_commit();
     }
