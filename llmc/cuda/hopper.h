@@ -7,7 +7,7 @@
 // 16-byte chunk c of row r is at chunk c ^ r % 8 (the swizzle of 128 bytes), so that columns of chunks touch all banks.
 // TMA writes and reads this form, wgmma reads it, and swizzled() is a chunk's place for threads.
 #pragma once
-#include "simt.h"
+#include "cuda/simt.h"
 
 #if defined(__CUDACC__)
 #include <cuda.h>
