@@ -340,15 +340,7 @@ void mbarrier_init(uint64_t* at, uint32_t arrivals, Site site) {
     if (i == MAX_BARRIERS) report("more mbarriers than the emulator has room for", site);
     e.num_barriers = std::max(e.num_barriers, i + 1);
     if (__tsan_write_range) __tsan_write_range(at, 8);
-    e.barriers[i] = {.at = at,
-                     .site = site,
-                     .count = int(arrivals),
-                     .pending = int(arrivals),
-                     .phase = 0,
-                     .thread = number(*b.current),
-                     .fenced = false,
-                     .bytes = 0,
-                     .edge = {}};
+    e.barriers[i] = {at, site, int(arrivals), int(arrivals), 0, number(*b.current), false, 0, {}};
 }
 
 void fence_barrier_init() {
@@ -560,16 +552,7 @@ static Transfer transfer(const TensorMap& map, Box from, const void* shared, Sit
     if (map.swizzle > 16 && map.row_bytes() != map.swizzle)
         report_with(site, "a box with rows of %d bytes, with a swizzle of %d: the emulator does not know this",
                     int(map.row_bytes()), map.swizzle);
-    return {.is_store = false,
-            .thread = b.current,
-            .group = 0,
-            .map = map,
-            .from = from,
-            .address = address,
-            .barrier = nullptr,
-            .site = site,
-            .place = place,
-            .edge = 0};
+    return {false, b.current, 0, map, from, address, nullptr, site, place, 0};
 }
 
 static void begin_load(Transfer t, uint64_t* barrier, unsigned blocks) {

@@ -121,3 +121,42 @@ TEST_CASE("boxes of three dimensions and contiguous bytes are copied, with zeros
         CHECK(row_out.host() == row.host());
     });
 }
+
+__global__ void transposed_store(int* out) {
+    SHARED(rows, Vec<uint16_t>[32]);  // of four matrices of 8 x 8
+    const int lane = threadIdx.x % 32;
+    if (threadIdx.x < 32) {
+        uint32_t r[4];
+        for (int j = 0; j < 4; j++) {
+            const uint32_t first = uint32_t(j * 64 + lane / 4 * 8 + lane % 4 * 2);
+            r[j] = first | (first + 1) << 16;
+        }
+        stmatrix_x4_trans(&rows[lane], r);
+        named_arrive<1>(64);
+    } else {
+        named_barrier<1>(64);
+        for (int i = 0; i < 8; i++) out[lane * 8 + i] = rows[lane][i];
+    }
+}
+
+TEST_CASE("stmatrix stores columns as rows, and a named barrier waits for warps that only arrive") {
+    in_every_mode([] {
+        const Array<int> out(256);
+        simt::launch(transposed_store, 1, 64, 0, nullptr, out.data);
+        const std::vector<int> got = out.host();
+        for (int i = 0; i < 256; i++) REQUIRE(got[size_t(i)] == i / 64 * 64 + i % 8 * 8 + i / 8 % 8);
+    });
+}
+
+TEST_CASE("clusters that no GPU launches are an error of CUDA") {
+    const auto launch = [](int blocks, int cluster) {
+        return simt::start_clusters(transposed_store, unsigned(blocks), 64, cluster, 0, nullptr, nullptr);
+    };
+    CHECK(launch(4, 3) == cudaErrorInvalidClusterSize);
+    CHECK(launch(16, 16) == cudaErrorInvalidClusterSize);
+    const simt::Config before = simt::config;
+    simt::config.compute_capability = 80;
+    CHECK(launch(2, 2) == cudaErrorInvalidClusterSize);
+    simt::config = before;
+    cudaGetLastError();
+}
