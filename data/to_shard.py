@@ -1,8 +1,11 @@
 #!/usr/bin/env python3
 """to_shard.py IN OUT.bin: converts a token file of another trainer to a token shard (format: docs/data.md).
 
-Reads bare uint16 tokens (nanoGPT's train.bin), one-dimensional NumPy arrays (.npy) of uint16, uint32, int32, uint64 or
-int64, and LLM.Q's token files. Splits into OUT_000001.bin, OUT_000002.bin, ... above 100 million tokens.
+Reads bare tokens (nanoGPT's train.bin, dolma's .npy, datatrove's .ds, Megatron's .bin), NumPy arrays of one dimension
+(.npy) and LLM.Q's token files. Splits into OUT_000001.bin, OUT_000002.bin, ... above 100 million tokens.
+
+The size of bare tokens is that of --dtype, else of an index beside the file (.idx, .ds.index), else of tokens with
+zeros in their upper bytes, else of --vocab-size. A file that may have tokens of 2 or of 4 bytes is refused.
 """
 import argparse
 import array
@@ -13,9 +16,14 @@ import struct
 import sys
 
 MAGIC, SHARD_TOKENS = 20240520, 100_000_000
-NUMPY_TYPES = {"<u2": "H", "<u4": "I", "<i4": "i", "<u8": "Q", "<i8": "q"}  # typecodes of array.array
+DTYPES = {"uint16": "H", "uint32": "I", "int32": "i", "uint64": "Q", "int64": "q"}  # typecodes of array.array
+NUMPY_TYPES = {"<u2": "H", "<u4": "I", "<i4": "i", "<u8": "Q", "<i8": "q"}
+MEGATRON_TYPES = {4: "i", 5: "q", 8: "H"}
+MEGATRON_INDEX = b"MMIDIDX\0\0"
 OTHERS = {b"PK\3\4": "a zip archive (.npz?)", b"\x1f\x8b": "compressed (gzip)",
-          b"\x28\xb5\x2f\xfd": "compressed (zstd)", b"PAR1": "a Parquet file"}
+          b"\x28\xb5\x2f\xfd": "compressed (zstd)", b"PAR1": "a Parquet file",
+          b"version https://git-lfs": "a git-lfs pointer (run git lfs pull)",
+          MEGATRON_INDEX: "the index of the .bin file beside it"}
 
 
 def numpy_header(file):
@@ -27,7 +35,11 @@ def numpy_header(file):
     if header["descr"] not in NUMPY_TYPES or len(header["shape"]) != 1:
         sys.exit(f"{file.name}: is an array {header['shape']} of {header['descr']}; "
                  "tokens must be one-dimensional uint16, uint32, int32, uint64 or int64")
-    return NUMPY_TYPES[header["descr"]]
+    kind, tokens = NUMPY_TYPES[header["descr"]], header["shape"][0]
+    if tokens * array.array(kind).itemsize != os.path.getsize(file.name) - file.tell():
+        sys.exit(f"{file.name}: is cut off or too long: its header says {tokens} tokens, and "
+                 f"{os.path.getsize(file.name) - file.tell()} bytes follow")
+    return kind
 
 
 def is_text(start):
@@ -39,7 +51,45 @@ def is_text(start):
     return all(c >= " " or c in "\t\n\f\r" for c in text)
 
 
-def token_type(file):
+def indexed_type(path, size):
+    """Returns the type of tokens that an index beside the file has, or None. Refuses an index of another file."""
+    kind, tokens = None, 0
+    if os.path.exists(os.path.splitext(path)[0] + ".idx"):
+        with open(os.path.splitext(path)[0] + ".idx", "rb") as file:
+            magic, version, code, sequences, _ = struct.unpack("<9sQBQQ", file.read(34))
+            if magic != MEGATRON_INDEX or version != 1 or code not in MEGATRON_TYPES:
+                sys.exit(f"{file.name}: version {version} with tokens of type {code} is not supported; give --dtype")
+            kind, lengths = MEGATRON_TYPES[code], array.array("i")
+            lengths.fromfile(file, sequences)
+            tokens = sum(lengths)
+    elif os.path.exists(path + ".index"):
+        with open(path + ".index", "rb") as file:
+            file.seek(-8, os.SEEK_END)
+            tokens = struct.unpack("<Q", file.read(8))[0]
+            kind = "H" if size == 2 * tokens else "I"
+    if kind and tokens * array.array(kind).itemsize != size:
+        sys.exit(f"{path}: has {size} bytes, and the index beside it {tokens} tokens; is one of them cut off?")
+    return kind
+
+
+def bare_type(file, size, vocab_size):
+    """Returns the type of tokens without a header. A token is below 2^20, so of 4 bytes the upper two are below 16."""
+    if kind := indexed_type(file.name, size):
+        return kind
+    words = array.array("H")
+    words.frombytes(file.read(min(size, 1 << 22) & ~7 or size & ~1))
+    file.seek(0)
+    upper = max(words[1::2], default=0)
+    if size % 8 == 0 and not any(words[2::4]) and not any(words[3::4]) and any(words):
+        return "Q"
+    if size % 4 == 0 and (upper == 0 and any(words) or upper < 16 and vocab_size > 65536):
+        return "I"
+    if upper < 16 and size >= 4:
+        sys.exit(f"{file.name}: may have tokens of 2 or of 4 bytes; give --dtype uint16 or --dtype uint32")
+    return "I" if vocab_size > 65536 else "H"
+
+
+def token_type(file, size, args):
     start = file.read(4096)
     if start[:6] == b"\x93NUMPY":
         return numpy_header(file)
@@ -57,7 +107,7 @@ def token_type(file):
     if start and is_text(start):
         sys.exit(f"{file.name}: is text, not tokens; tokenize it with train_gpt2 tokenize")
     file.seek(0)
-    return "H"
+    return DTYPES.get(args.dtype) or bare_type(file, size, args.vocab_size)
 
 
 def read_tokens(file, kind, vocab_size):
@@ -83,6 +133,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("input")
     parser.add_argument("output")
+    parser.add_argument("--dtype", choices=DTYPES, help="type of tokens without a header")
     parser.add_argument("--vocab-size", type=int, default=65536, help="vocabulary size, if it is above 65536")
     args = parser.parse_args()
     if not 1 <= args.vocab_size <= 1 << 20:
@@ -91,12 +142,13 @@ def main():
     if not os.path.isdir(folder):
         sys.exit(f"{args.output}: there is no folder {folder} to write it into")
     with open(args.input, "rb") as file:
+        size = os.path.getsize(args.input)
         try:
-            kind = token_type(file)
-        except (IndexError, KeyError, SyntaxError, TypeError, ValueError, struct.error) as error:
+            kind = token_type(file, size, args)
+        except (EOFError, IndexError, KeyError, SyntaxError, TypeError, ValueError, struct.error) as error:
             sys.exit(f"{args.input}: its header is damaged: {error}")
         width = array.array(kind).itemsize
-        rest = max(0, os.path.getsize(args.input) - file.tell())
+        rest = max(0, size - file.tell())
         if rest % width:
             sys.exit(f"{args.input}: {rest} bytes are not a whole number of {width}-byte tokens")
         if rest < 2 * width:

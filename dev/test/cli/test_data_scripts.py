@@ -239,7 +239,10 @@ def npy(kind, *tokens):
 
 
 @pytest.mark.parametrize("name, content, message", [
-    ("tokens.bin", b"\0" * 3, "3 bytes are not a whole number of 2-byte tokens"),
+    ("tokens.bin", b"\1" * 3, "3 bytes are not a whole number of 2-byte tokens"),
+    ("short.bin", b"\1\0\2\0", "may have tokens of 2 or of 4 bytes; give --dtype uint16 or --dtype uint32"),
+    ("cut.npy", npy("<u2", 1, 2)[:-2], "is cut off or too long: its header says 2 tokens, and 2 bytes follow"),
+    ("lfs.bin", b"version https://git-lfs.github.com/spec/v1\n", "is a git-lfs pointer (run git lfs pull)"),
     ("tokens.npy", b"\x93NUMPY\x01\x00\x04\x00{]}\n", "its header is damaged"),
     ("tokens.tok", b"BIN.TOK\n\x02", "its header is damaged"),
     ("a.txt", "It is a café.\n".encode(), "is text, not tokens; tokenize it with train_gpt2 tokenize"),
@@ -257,13 +260,34 @@ def test_to_shard_refuses_a_bad_input_in_one_line(name, content, message, tmp_pa
 
 
 @pytest.mark.parametrize("content, options, header, tokens", [
-    (b"\1\0\2\0", "", [20240520, 1, 2, 0], b"\1\0\2\0"),
+    (b"\1\0\2\0", "--dtype uint16", [20240520, 1, 2, 0], b"\1\0\2\0"),
+    (b"\1\0\xff\0", "", [20240520, 1, 2, 0], b"\1\0\xff\0"),
+    (b"\1\0\0\0\2\0\0\0", "", [20240520, 1, 2, 0], b"\1\0\2\0"),
+    (b"\1\0\1\0\2\0\0\0", "--vocab-size 65538", [20240520, 2, 2, 65538], b"\1\0\1\0\2\0\0\0"),
+    (struct.pack("<3q", 1, 2, 50256), "", [20240520, 1, 3, 0], b"\1\0\2\0\x50\xc4"),
     (npy("<i8", 1, 50256), "", [20240520, 1, 2, 0], b"\1\0\x50\xc4"),
     (npy("<u8", 1, 99999), "--vocab-size 100000", [20240520, 2, 2, 100000], b"\1\0\0\0\x9f\x86\1\0"),
     (npy("<i4", 1, 2), "", [20240520, 1, 2, 0], b"\1\0\2\0"),
-], ids=["bare", "int64", "uint64", "int32"])
+], ids=["bare", "2 bytes", "4 bytes", "a wide vocabulary", "8 bytes", "int64", "uint64", "int32"])
 def test_to_shard_writes_a_header_and_the_tokens(content, options, header, tokens, tmp_path):
     (tmp_path / "tokens").write_bytes(content)
     run("python3 data/to_shard.py", tmp_path / "tokens", tmp_path / "shard.bin", options)
     shard = (tmp_path / "shard.bin").read_bytes()
     assert [*struct.unpack("<4i", shard[:16])] == header and shard[1024:] == tokens
+
+
+def test_to_shard_takes_the_size_of_tokens_from_megatrons_and_datatroves_index(tmp_path):
+    def tokens(name):
+        run("python3 data/to_shard.py", tmp_path / name, tmp_path / "shard.bin", "--vocab-size 100000")
+        return struct.unpack("<3I", (tmp_path / "shard.bin").read_bytes()[1024:])
+
+    (tmp_path / "a.bin").write_bytes(struct.pack("<3H", 1, 2, 3))
+    (tmp_path / "a.idx").write_bytes(struct.pack("<9sQBQQ2i2q3q", b"MMIDIDX\0\0", 1, 8, 2, 3, 1, 2, 0, 2, 0, 1, 2))
+    assert tokens("a.bin") == (1, 2, 3)
+    for kind in "HI":
+        (tmp_path / "b.ds").write_bytes(struct.pack(f"<3{kind}", 1, 2, 3))
+        (tmp_path / "b.ds.index").write_bytes(struct.pack("<2Q", 1, 3))
+        assert tokens("b.ds") == (1, 2, 3)
+    (tmp_path / "a.bin").write_bytes(struct.pack("<2H", 1, 2))
+    failed = execute("python3 data/to_shard.py", tmp_path / "a.bin", tmp_path / "shard.bin")
+    assert failed.code == 1 and "has 4 bytes, and the index beside it 3 tokens; is one of them cut off?" in failed.err
