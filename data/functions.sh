@@ -166,7 +166,7 @@ fetch_gpt2_tokenizer() {
 name_of() {
     local name ending
     name=$(basename "$1")
-    for ending in .gz .zst .xz; do name=${name%"$ending"}; done
+    for ending in .gz .zst .xz .bz2; do name=${name%"$ending"}; done
     name=$(tr -c 'A-Za-z0-9_.\n-' _ <<<"${name%.*}")
     echo "${name:-text}"
 }

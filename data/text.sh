@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# text.sh FILE|DIR... [--out DIR] [--vocab N | --tokenizer DIR]: makes train and val shards from your own text: text and
-# .jsonl files, also packed (.gz .zst .xz), .parquet files, and folders of them. Trains a vocabulary of N tokens on the
-# text (default: 512 to 16384, depending on its size), or uses the tokenizer in DIR.
+# text.sh FILE|DIR... [--out DIR] [--vocab N | --tokenizer DIR]: makes train and val shards from your own text: text,
+# JSON, CSV and Parquet files, also packed (.gz .zst .xz .bz2), and folders of them (docs/data.md). Trains a vocabulary
+# of N tokens on the text (default: 512 to 16384, depending on its size), or uses the tokenizer in DIR.
 set -euo pipefail
 caller=$PWD
 cd "$(dirname "$0")/.."
@@ -28,7 +28,7 @@ out=${out:-data/$name}
 out=${out#"$PWD"/}
 # Packed text is about a third of the text.
 bytes=$(files_in "${inputs[@]}" -printf '%s %p\n' |
-    awk '{ sum += /\.(gz|zst|xz|parquet)$/ ? 3 * $1 : $1 } END { print sum + 0 }')
+    awk '{ sum += tolower($0) ~ /\.(gz|zst|xz|bz2|parquet)$/ ? 3 * $1 : $1 } END { print sum + 0 }')
 [ "$bytes" -gt 0 ] || die "${inputs[*]}: there is no text in it"
 [ "$bytes" -ge 1000 ] || too_short "$bytes bytes"
 if [ -n "$tokenizer" ]; then

@@ -99,8 +99,7 @@ build
 heading "weights: $weights"
 if [ "$weights" = "data/$init" ]; then fetch_weights; fi
 echo "they are here"
-name=$(basename "${inputs[0]}")
-name=finetune_$(tr -c 'A-Za-z0-9_.\n-' _ <<<"${name%.*}")
+name=finetune_$(name_of "${inputs[0]}")
 data=data/$name run=out/$name
 heading "text: $data"
 HIDE_TRAIN_COMMAND=1 data/text.sh "${inputs[@]}" --tokenizer "$weights" --out "$data"

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""parquet_text.py COLUMN <FILE.parquet: prints each row's text in that column as a JSON line, {"COLUMN": "text"}.
+"""parquet_text.py [COLUMN] <FILE.parquet: prints each row as a JSON line: the text in COLUMN, or all columns.
 
-`train_gpt2 tokenize` starts it for .parquet files. It reads the file in pieces, so it needs little memory.
+`train_gpt2` starts it for Parquet files. It reads the file in pieces, so it needs little memory.
 """
 
 import json
@@ -23,21 +23,32 @@ except ImportError as error:
     fail(NO_INPUT, f"pyarrow is needed for .parquet files: pip install pyarrow ({error})")
 
 
-def print_column(file, column):
+def decoded(value):
+    """Text that was written without the mark for UTF-8 is binary in Parquet. Other types are written as text."""
+    if not isinstance(value, bytes):
+        return str(value)
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        fail(BAD_DATA, f"a column is binary, and a value of it is not UTF-8 text: {error.reason} at byte {error.start}")
+
+
+def print_rows(file, columns):
     names = file.schema_arrow.names
-    if column not in names:
-        fail(BAD_DATA, f'there is no column "{column}" (--text-key); columns: {", ".join(names)}')
-    for batch in file.iter_batches(batch_size=64, columns=[column]):
-        for text in batch.column(0).to_pylist():
-            sys.stdout.buffer.write((json.dumps({column: text}, ensure_ascii=False) + "\n").encode())
+    for column in columns:
+        if column not in names:
+            fail(BAD_DATA, f'there is no column "{column}" (--text-key); columns: {", ".join(names)}')
+    for batch in file.iter_batches(batch_size=64, columns=columns or None):
+        for row in batch.to_pylist():
+            sys.stdout.buffer.write((json.dumps(row, ensure_ascii=False, default=decoded) + "\n").encode())
     sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        fail(2, "usage: parquet_text.py COLUMN <FILE.parquet")
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # ends when nobody reads the lines any more
     try:
-        print_column(parquet.ParquetFile(sys.stdin.buffer, buffer_size=1 << 20), sys.argv[1])
+        # Without pre_buffer=False all of a row group's column is read at once.
+        file = parquet.ParquetFile(sys.stdin.buffer, buffer_size=1 << 20, pre_buffer=False)
+        print_rows(file, [column for column in sys.argv[1:] if column])
     except (pyarrow.ArrowException, OSError, TypeError, ValueError) as error:
         fail(BAD_DATA, error)

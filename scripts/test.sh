@@ -11,7 +11,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-./scripts/install.sh python3-pytest python3-pytest-xdist python3-pytest-timeout zstd xz-utils
+./scripts/install.sh python3-pytest python3-pytest-xdist python3-pytest-timeout zstd xz-utils bzip2
 left_out="slow or sanitizers or launchers or faults or hf or arm" workers=auto
 if [ "${ALL:-0}" != 0 ]; then
     left_out="faults or hf or arm"

@@ -1,7 +1,8 @@
-// sources: llmc/text/text_reader.cpp llmc/text/tokenizer.cpp llmc/text/unicode.cpp llmc/base/common.cpp
-// llmc/base/files.cpp llmc/base/content.cpp llmc/base/json.cpp llmc/base/print.cpp
+// sources: llmc/text/input.cpp llmc/text/rows.cpp llmc/text/text_reader.cpp llmc/text/tokenizer.cpp
+// llmc/text/unicode.cpp llmc/base/common.cpp llmc/base/content.cpp llmc/base/files.cpp llmc/base/json.cpp
+// llmc/base/print.cpp
 //
-// fuzz_text.cpp: reads any bytes as a text file or as JSONL; the first byte chooses the rules. The input must be
+// fuzz_text.cpp: reads any bytes as text, JSON or CSV; the first byte chooses the format and rules. The input must be
 // refused, or give documents. A file that is one document must give all of its bytes.
 #include "fuzz.h"
 #include "text/text_reader.h"
@@ -17,9 +18,12 @@ void fuzz(std::string_view input) {
     CorpusRules rules;
     rules.split = choice % 4 == 1 ? "blank-lines" : choice % 4 == 2 ? "end-of-text" : "none";
     rules.val_fraction = choice & 8 ? 0.25 : 0.0;
-    std::vector<TextFile> files = find_text_files({memory_file(text)}).texts;
+    std::vector<TextFile> files = find_text_files({memory_file(text)}, "text").texts;
     require(files.size() == 1 && files[0].size == int64_t(text.size()));
-    files[0].jsonl = choice % 4 == 3;
+    if (files[0].unpacker) return;
+    const Format formats[] = {Format::json_lines, Format::json, Format::csv, Format::tsv};
+    files[0].format = choice % 4 == 3 ? formats[choice >> 5 & 3] : Format::text;
+    if (delimiter_of(files[0].format)) files[0].columns = {"text"};
     CorpusReader reader(files, rules);
     int64_t documents = 0;
     for (Chunk chunk; reader.next(chunk);)
@@ -31,5 +35,5 @@ void fuzz(std::string_view input) {
     require(reader.bytes_read <= files[0].size);
     require(documents <= 2 * int64_t(text.size()) && all.size() <= text.size());
     const size_t mark = text.starts_with("\xef\xbb\xbf") ? 3 : 0;
-    if (rules.split == "none" && !files[0].jsonl) require(all == text.substr(mark));
+    if (rules.split == "none" && files[0].format == Format::text) require(all == text.substr(mark));
 }

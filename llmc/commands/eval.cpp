@@ -8,6 +8,7 @@
 #include "base/files.h"
 #include "commands/commands.h"
 #include "infer/tasks.h"
+#include "text/text_reader.h"
 
 struct Scored {
     std::string name;
@@ -86,20 +87,28 @@ static void eval_tasks(const Options& o, Comm& comm, const Groups& groups, const
     for (const std::string& line : table_lines(table)) print_stdout(line + "\n");
 }
 
-// --text: the text as one document, after text_start().
+// --text: each document after text_start(). A text file is one document.
 template <class floatX>
 static void eval_text(const Options& o, Comm& comm, const Groups& groups, const RunStart& source, int T) {
-    const std::string text = read_file(o.text, int64_t(1) << 31);
-    const double words = double(count_words(text));
-    std::vector<int> tokens = text_start(*source.tokenizer);
-    const int64_t start = int64_t(tokens.size());
-    Encoder encoder(*source.tokenizer);
-    encode_added(encoder, text, tokens);
-    ENSURE(!text.empty(), "--text %s has no text", o.text.c_str());
     ENSURE(o.stride <= T, "--stride %d is more than the %d tokens of a window; give that or less", o.stride, T);
-    std::vector<Sequence> windows = text_windows(tokens, T, o.stride ? o.stride : T);
-    windows[0].scored = std::min(int(start), int(windows[0].tokens.size()));
-    windows[0].compared = windows[0].scored;
+    const std::vector<std::string> documents = read_documents(o.text, o.text_key);
+    ENSURE(!documents.empty(), "--text %s has no text", o.text.c_str());
+    double words = 0.0;
+    int64_t bytes = 0, count = 0;
+    std::vector<Sequence> windows;
+    Encoder encoder(*source.tokenizer);
+    for (const std::string& text : documents) {
+        std::vector<int> tokens = text_start(*source.tokenizer);
+        const int start = int(tokens.size());
+        encode_added(encoder, text, tokens);
+        const size_t first = windows.size();
+        for (Sequence& window : text_windows(tokens, T, o.stride ? o.stride : T)) windows.push_back(std::move(window));
+        windows[first].scored = std::min(start, int(windows[first].tokens.size()));
+        windows[first].compared = windows[first].scored;
+        words += double(count_words(text));
+        bytes += int64_t(text.size());
+        count += int64_t(tokens.size()) - start;
+    }
     std::vector<const Sequence*> sequences;
     for (const Sequence& window : windows) sequences.push_back(&window);
     const std::vector<Scored> parts = {{o.text, sequences, false}};
@@ -107,11 +116,11 @@ static void eval_text(const Options& o, Comm& comm, const Groups& groups, const 
     double loss = 0.0;
     for (const Score& s : scores[0]) loss -= s.logprob;
     if (comm.rank != 0) return;
-    const int64_t count = int64_t(tokens.size()) - start;
-    print_stdout(format("%s on %s: %.6f bits per byte, word perplexity %.4f, loss %.6f nats per token, over %s\n",
+    const std::string of = documents.size() > 1 ? " of " + counted(int64_t(documents.size()), "document") : "";
+    print_stdout(format("%s on %s: %.6f bits per byte, word perplexity %.4f, loss %.6f nats per token, over %s%s\n",
                         message_text(source.weights).c_str(), message_text(o.text).c_str(),
-                        loss / double(text.size()) / std::log(2.0), std::exp(loss / words), loss / double(count),
-                        counted(count, "token").c_str()));
+                        loss / double(bytes) / std::log(2.0), std::exp(loss / words), loss / double(count),
+                        counted(count, "token").c_str(), of.c_str()));
 }
 
 // --val-data

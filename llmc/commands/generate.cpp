@@ -2,46 +2,18 @@
 #include "infer/generate.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <cstdio>
-#include <filesystem>
 #include <iostream>
 #include <thread>
 
-#include <fcntl.h>
 #include <poll.h>
 #include <unistd.h>
 
 #include "base/files.h"
 #include "base/print.h"
 #include "commands/commands.h"
-
-constexpr int64_t MOST_BYTES = 16 << 20;  // of a prompt
-
-// Reads a descriptor to its end. stdin may be non-blocking, and nohup opens it for writing only: this counts as empty.
-static std::string read_to_end(int fd, const std::string& name) {
-    std::string text, piece(1 << 16, '\0');
-    pollfd input = {fd, POLLIN, 0};
-    for (ssize_t size; (size = read(fd, piece.data(), piece.size())) != 0 && (size > 0 || errno != EBADF);) {
-        if (size > 0) text.append(piece, 0, size_t(size));
-        if (size < 0 && (errno != EAGAIN || poll(&input, 1, -1) < 0)) fail_errno(EXIT_NO_INPUT, name, "read");
-        if (int64_t(text.size()) > MOST_BYTES)
-            fail(EXIT_BAD_DATA, "%s has more than %s bytes", name.c_str(), with_commas(MOST_BYTES).c_str());
-    }
-    return text;
-}
-
-// Reads --prompt-file. A pipe, as <(command) and /dev/stdin are, has no size that read_file could check.
-static std::string read_prompt(const std::string& path) {
-    std::error_code ignored;
-    if (!std::filesystem::is_other(path, ignored)) return read_file(path, MOST_BYTES);
-    const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    if (fd < 0) fail_errno(EXIT_NO_INPUT, path, "open");
-    const std::string text = read_to_end(fd, "--prompt-file " + path);
-    close(fd);
-    return text;
-}
+#include "text/input.h"
 
 // Reads a prompt that is piped into the program. A caller may leave its end of the pipe open, and never write.
 static std::string read_stdin() {
@@ -50,7 +22,13 @@ static std::string read_stdin() {
         fail(EXIT_NO_INPUT,
              "standard input is open, but nothing came in 10 s; give --prompt TEXT, or </dev/null for none "
              "(--prompt-file /dev/stdin waits longer)");
-    return read_to_end(STDIN_FILENO, "standard input");
+    std::string text, piece(1 << 16, '\0');
+    while (const size_t got = read_pipe(STDIN_FILENO, piece, "standard input")) {
+        text.append(piece, 0, got);
+        if (int64_t(text.size()) > MAX_PROMPT_BYTES)
+            fail(EXIT_BAD_DATA, "standard input has more than %s bytes", with_commas(MAX_PROMPT_BYTES).c_str());
+    }
+    return text;
 }
 
 // Returns the tokens of a prompt. option: where it comes from.

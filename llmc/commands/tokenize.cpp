@@ -48,7 +48,7 @@ struct Progress {
 struct Batches {
     CorpusReader reader;
     int threads;
-    int64_t bad_lines = 0;       // lines of JSONL that were skipped
+    int64_t bad_lines = 0;       // rows that were skipped
     std::string first_bad = {};  // the error of the first of them
 
     // Calls work(chunk, slot, thread) for each chunk of a batch, then finish(slots), until the input ends. If several
@@ -276,8 +276,10 @@ int run_tokenize(const Options& o, const Launch& launch) {
     CorpusRules rules{o.split, o.text_key, o.skip_bad_lines, o.val_fraction};
     const int threads = choose_threads().threads;
     check_threads(threads);
-    FoundFiles found = find_text_files(o.inputs);
+    FoundFiles found = find_text_files(o.inputs, o.text_key);
     if (!o.quiet) print_left_out(found.others, "of other kinds");
+    if (!o.quiet)
+        print_left_out(found.no_text, ("without text under \"" + printable(o.text_key) + "\" (--text-key)").c_str());
     if (!o.quiet) print_left_out(found.again, "already read");
     Progress progress{o.quiet, check_files(found.texts)};
     int64_t before = 0;

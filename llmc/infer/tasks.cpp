@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -10,6 +12,7 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "base/print.h"
+#include "text/text_reader.h"
 
 using nlohmann::json;
 
@@ -125,10 +128,12 @@ static TaskRow read_row(const json& row, Encoder& encoder, const std::string& wh
     }
     const size_t choices = out.choices.size();
     if (choices == 1) return out;
-    check(gold.is_number_integer() && gold >= 0 && gold < choices, where,
+    // On the Hub, HellaSwag's label is a text, "1".
+    const json number = gold.is_string() ? json::parse(gold.get<std::string>(), nullptr, false) : gold;
+    check(number.is_number_integer() && number >= 0 && number < choices, where,
           format("\"%s\" is %s, and must be the number of a choice, 0 to %zu", shape->gold,
                  printable(json_text(gold)).c_str(), choices - 1));
-    out.gold = gold.get<int>();
+    out.gold = number.get<int>();
     if (shape->compares_differing) find_differing(out.choices, contexts.size() > 1);
     return out;
 }
@@ -170,8 +175,8 @@ static TaskRow read_example(const std::vector<uint16_t>& data, size_t& at, const
     return row;
 }
 
-static std::vector<TaskRow> read_examples(const std::string& text, const Tokenizer& tokenizer,
-                                          const std::string& path) {
+static std::vector<TaskRow> read_examples(const std::string& path, const Tokenizer& tokenizer) {
+    const std::string text = read_file(path, int64_t(1) << 31);
     int32_t header[256] = {};
     std::memcpy(header, text.data(), std::min(text.size(), sizeof header));
     check(text.size() >= sizeof header && text.size() % 2 == 0 && header[1] == 1 && header[2] > 0, path,
@@ -188,19 +193,22 @@ static std::vector<TaskRow> read_examples(const std::string& text, const Tokeniz
 
 // ---- files
 
-static std::vector<TaskRow> read_lines(const std::string& text, Encoder& encoder, const std::string& path) {
+static std::vector<TaskRow> read_rows(const std::string& path, Encoder& encoder) {
     std::vector<TaskRow> rows;
-    std::istringstream lines(text);
-    std::string line;
-    for (int number = 1; std::getline(lines, line); number++) {
-        const std::string where = format("%s:%d", path.c_str(), number);
-        if (line.find_first_not_of(" \t\r") == line.npos) continue;
-        rows.push_back(read_row(parse_json_object(line, where), encoder, where));
+    for_each_row(path, [&](const json& row, const std::string& where) {
+        rows.push_back(read_row(row, encoder, where));
         check((rows.back().choices.size() > 1) == (rows[0].choices.size() > 1), where,
               "has one continuation, or choices, unlike the rows before it; give two files");
-    }
+    });
     check(!rows.empty(), path, "has no rows");
     return rows;
+}
+
+static bool is_of_llmc(const std::string& path) {
+    int32_t magic = 0;
+    if (!std::filesystem::is_regular_file(path)) return false;  // the bytes of a pipe are read only once
+    std::ifstream(path, std::ios::binary).read(reinterpret_cast<char*>(&magic), sizeof magic);
+    return magic == EVAL_MAGIC;
 }
 
 // Puts end_of_text in front, if asked for, and leaves the newest T + 1 tokens. Returns whether the row lost tokens.
@@ -224,10 +232,9 @@ std::vector<Task> read_tasks(const std::string& files, const Tokenizer& tokenize
     std::string separated = files, path;
     std::replace(separated.begin(), separated.end(), ',', '\n');
     for (std::istringstream paths(separated); std::getline(paths, path);) {
-        const std::string text = read_file(path, int64_t(1) << 31), file = path.substr(path.rfind('/') + 1);
-        const bool is_binary = text.compare(0, 4, reinterpret_cast<const char*>(&EVAL_MAGIC), 4) == 0;
-        Task task = {file.substr(0, file.rfind('.')), {}};
-        task.rows = is_binary ? read_examples(text, tokenizer, path) : read_lines(text, encoder, path);
+        const std::string name = unpacked_name(path);
+        Task task = {name.substr(0, name.rfind('.')), {}};
+        task.rows = is_of_llmc(path) ? read_examples(path, tokenizer) : read_rows(path, encoder);
         for (TaskRow& row : task.rows) task.cut += fit(row, tokenizer.end_of_text, prepend_eot, T);
         tasks.push_back(std::move(task));
     }

@@ -1,11 +1,9 @@
-// text_reader.h: reads text files as a stream of documents, in chunks that are small enough for memory and threads.
+// text_reader.h: reads text files (input.h) as a stream of documents, in chunks that are small enough for memory and
+// threads.
 //
-// Inputs are files and folders. A folder is searched recursively in the order of the names. Files in it that end in
-// .txt .text .md .markdown .rst .jsonl or .ndjson, also with .gz .zst .xz after it, or in .parquet are read, apart from
-// hidden ones and a tokenizer's merges.txt. A file that is named directly is read, with any name. Links are followed,
-// but nothing is read twice. In .jsonl and .ndjson files each line is a JSON object and a document, in .parquet files
-// each row is a document; CorpusRules says how a text file is split into documents. Text is UTF-8. A byte order mark at
-// the start of a file is dropped; other invalid bytes are kept.
+// An object of JSON, a row of Parquet and a record of CSV are a document each; CorpusRules says how a text file is
+// split into documents. Text is UTF-8. A byte order mark at the start of a file is dropped; other invalid bytes are
+// kept.
 //
 // About val_fraction of all text is held out for validation:
 //   * the end of every document of at least 64 KiB, from the start of a line on;
@@ -16,43 +14,26 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "text/input.h"
 #include "text/unicode.h"
-
-struct TextStream;
-
-struct TextFile {
-    std::string path;
-    int64_t size;
-    bool jsonl;             // also .parquet, which is unpacked to JSON lines
-    int64_t odd_byte = -1;  // offset of the first zero byte or invalid UTF-8 in the first MiB of a text file; -1: none
-    int64_t text_bytes = INT64_MAX;  // size of the unpacked text; INT64_MAX: unknown
-};
 
 struct CorpusRules {
     // How a text file is split into documents. "none": the file is one document. "blank-lines": each section up to and
-    // including a blank line, as llm.c splits tinyshakespeare. "end-of-text": the text between two <|endoftext|>,
-    // without surrounding white space.
+    // including a blank line, as llm.c splits tinyshakespeare. "lines": each line without its end, but no blank one.
+    // "end-of-text": the text between two <|endoftext|>, without surrounding white space.
     std::string split = "none";
     std::string text_key = "text";
-    bool skip_bad_lines = false;  // JSONL files only
+    bool skip_bad_lines = false;  // not of text files
     double val_fraction = 0.0;    // 0 to 0.5
     // The last position at which a text may be cut into chunks; 0: there is none.
     std::function<size_t(std::string_view)> cut = [](std::string_view text) { return last_safe_cut(text); };
 };
 
-struct FoundFiles {
-    std::vector<TextFile> texts;      // each file once
-    std::vector<std::string> others;  // files in folders that are no text
-    std::vector<std::string> again;   // names, or links, of text files that are in `texts` already
-};
-
-// Refuses inputs that do not exist or cannot be read, folders without text files (EXIT_NO_INPUT), and files that are
-// damaged, UTF-16 or token shards (EXIT_BAD_DATA).
-FoundFiles find_text_files(const std::vector<std::string>& inputs);
 // Sets text_bytes, if it is unknown and the end of the text is held out: unpacks the file once more.
 // progress(bytes of the file that were read) is called for each piece.
 void measure_text(TextFile& file, const CorpusRules& rules, const std::function<void(int64_t)>& progress);
@@ -60,7 +41,7 @@ void measure_text(TextFile& file, const CorpusRules& rules, const std::function<
 // A document, or the part of it that is in a chunk.
 struct Document {
     size_t begin, end;  // in the chunk's bytes
-    int64_t line;       // line number in a JSONL file, from 1
+    int64_t line;       // where it begins, from 1; not of text files
     bool starts;        // false: the document continues from the previous chunk
     bool val;
 };
@@ -70,7 +51,7 @@ struct Chunk {
     std::string bytes;
     std::vector<Document> documents;
     // Set by for_each_document:
-    int64_t bad_lines = 0;  // lines of JSONL that it skipped
+    int64_t bad_lines = 0;  // objects and records that it skipped
     std::string first_bad;  // the error of the first of them
 };
 
@@ -97,12 +78,19 @@ struct CorpusReader {
     int64_t size = 0;             // that of the text; INT64_MAX until it is known
     bool cut_follows = false;     // the held-out part begins with a line or a word at or after `end`
     int64_t lines = 0;            // lines of the file returned so far
+    bool in_array = false;        // an array of JSON objects has begun, and not ended
     bool many_documents = false;  // the file is split into documents
     bool part_begun = false, part_val = false;  // for a file that is one document
     std::string rest;                           // bytes that were read, but not yet returned
 };
 
-// Calls f(text, starts, val) for each document of a chunk, decoded from JSON for JSONL files; a long document comes in
-// two parts. Refuses invalid lines (EXIT_BAD_DATA, with file:line), or skips and counts them.
+// Calls f(text, starts, val) for each document of a chunk, decoded unless the file is text; a long document comes in
+// two parts. Refuses invalid objects and records (EXIT_BAD_DATA, with file:line), or skips and counts them.
 void for_each_document(Chunk& chunk, const CorpusRules& rules,
                        const std::function<void(std::string_view text, bool starts, bool val)>& f);
+
+// The documents of a file: a text is one.
+std::vector<std::string> read_documents(const std::string& path, const std::string& text_key);
+// Calls f(row, where) for each object or record of a file; where: "file:line", for messages.
+void for_each_row(const std::string& path,
+                  const std::function<void(const nlohmann::json& row, const std::string& where)>& f);

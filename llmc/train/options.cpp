@@ -381,7 +381,7 @@ std::string Parser::unknown(const std::string& name) const {
 
 std::string Parser::help_text(const std::string& program) const {
     const std::string p = message_text(program.substr(program.rfind('/') + 1));
-    const char* inputs = o.command == Command::tokenize       ? " INPUT...    files, or folders of them,"
+    const char* inputs = o.command == Command::tokenize       ? " INPUT...    files, folders of them, or - (stdin),"
                          : o.command == Command::export_model ? " DIR FILE.gguf    a model as --init has it,"
                                                               : "";
     std::string out = "usage: " + p + " " + command_names[int(o.command)] + inputs + " [options]\n";
@@ -515,7 +515,7 @@ static void check_training(Options& o) {
 }
 
 static void check_tokenize(Options& o) {
-    ENSURE(!o.inputs.empty(), "no INPUT: name files or folders of text, or .jsonl files");
+    ENSURE(!o.inputs.empty(), "no INPUT: name files or folders of text, JSON, CSV or Parquet, or - for stdin");
     ENSURE(!o.output.empty(), "--output is missing: the directory for the token shards");
     ENSURE((o.train_bpe > 0) != !o.tokenizer.empty(),
            "give one of --train-bpe TOKENS, to train a vocabulary, and --tokenizer, to use one that exists");
@@ -539,6 +539,7 @@ static void check_eval(const Options& o) {
     ENSURE(given == 1, "--val-data, --task and --text are three things to evaluate on; give one");
     ENSURE(!o.task.empty() || (o.rows.empty() && !o.prepend_eot), "--rows and --prepend-eot need --task FILE");
     ENSURE(!o.text.empty() || o.stride == 0, "--stride needs --text FILE");
+    ENSURE(!o.text.empty() || o.text_key == "text", "--text-key needs --text FILE");
     ENSURE(!o.val_data.empty() || o.val_tokens == 0, "--val-tokens needs --val-data; tasks and texts are read whole");
 }
 

@@ -76,6 +76,32 @@ def test_the_results_of_the_rows_give_the_table(trained, tasks, tmp_path):
     assert abs(float(found[2]) - perplexity) < 1e-3
 
 
+def test_tasks_and_texts_are_read_in_every_form(trained, tasks, tmp_path):
+    rows = rows_of(tasks / CHOICES)
+    want = evaluate(trained, "--task", tasks / CHOICES).out
+    for row in rows:
+        row["gold"] = str(row["gold"])
+    (tmp_path / "choices.json").write_text(json.dumps(rows, indent=1))
+    run("gzip -k", tmp_path / "choices.json")
+    for name in ("choices.json", "choices.json.gz"):
+        assert evaluate(trained, "--task", tmp_path / name).out == want
+    texts = ["the old king", "saw a river"]
+    (tmp_path / "a.csv").write_text("body\n" + "\n".join(texts))
+    (tmp_path / "a").write_text("".join(json.dumps({"body": text}) + "\n" for text in texts))
+    run("gzip -k", tmp_path / "a")
+    rows = [{"context": "", "continuation": text, "delimiter": ""} for text in texts]
+    (tmp_path / "rows").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    evaluate(trained, "--task", tmp_path / "rows", "--rows", tmp_path / "scores")
+    loss = -sum(row["logprobs"][0] for row in rows_of(tmp_path / "scores"))
+    for name in ("a.csv", "a", "a.gz"):
+        out = evaluate(trained, "--text", tmp_path / name, "--text-key body").out
+        assert abs(float(re.search(r": ([0-9.]+) bits per byte", out)[1]) - loss / 23 / math.log(2)) < 1e-5
+        assert out.endswith(" of 2 documents\n")
+    (tmp_path / "b.tar").write_bytes(b"a".ljust(257, b"\0") + b"ustar")
+    refused(65, "b.tar: is a tar archive, not text; unpack it with tar -xf", PROGRAM, "eval --init", trained.folder,
+            "--text", tmp_path / "b.tar")
+
+
 @pytest.mark.isa
 def test_a_text_is_scored_like_the_same_text_as_a_row_and_counts_its_words_and_bytes(trained, tmp_path):
     text = "the old king saw a\n river \n"

@@ -52,7 +52,8 @@ def test_a_prompt_file_is_the_prompt_without_a_newline_at_its_end(content, train
     options = ["--max-tokens 9 --init", trained.folder]
     from_file = run(PROGRAM, "generate --prompt-file", tmp_path / "prompt.txt", *options)
     assert from_file.out == run(PROGRAM, "generate --prompt 'the king'", *options).out
-    for pipe in ('cat "$0" | "$@" --prompt-file /dev/stdin', 'exec "$@" --prompt-file <(cat "$0")'):
+    for pipe in ('cat "$0" | "$@" --prompt-file /dev/stdin', 'exec "$@" --prompt-file <(cat "$0")',
+                 'gzip -k "$0"; exec "$@" --prompt-file "$0.gz"'):
         piped = run(["bash", "-c", pipe], tmp_path / "prompt.txt", PROGRAM, "generate", *options)
         assert piped.out == from_file.out
     refused(65, "/dev/zero has more than 16,777,216 bytes", PROGRAM, "generate --prompt-file /dev/zero", *options)

@@ -1,6 +1,8 @@
 """test_tokenize_inputs.py: texts as people have them: packed, as Parquet, in folders with links. The unpacked text
 decides the shards; a file that cannot be read whole ends `tokenize`."""
 
+import csv
+import io
 import json
 import os
 import random
@@ -13,7 +15,7 @@ from pathlib import Path
 import pytest
 from harness import PROGRAM, ROOT, execute, make_script, make_text, refused, run
 
-PACK = {"gz": "gzip -k", "zst": "zstd -qk", "xz": "xz -k0"}
+PACK = {"gz": "gzip -k", "zst": "zstd -qk", "xz": "xz -k0", "bz2": "bzip2 -k"}
 PARQUET = ("import json, pyarrow, sys; from pyarrow import parquet; texts = json.load(open(sys.argv[1])); "
            "parquet.write_table(pyarrow.table({'n': range(len(texts)), sys.argv[3]: texts}), sys.argv[2], "
            "row_group_size=5)")
@@ -74,10 +76,74 @@ def test_json_lines_are_read_packed_too_and_a_column_of_parquet_has_any_name(tmp
     assert shards(tmp_path / "parquet", parquet(tmp_path / "a.parquet", texts(), "body"), options) == want
 
 
+def forms(documents):
+    """{name: bytes} of the same documents: as JSON and CSV under names that say it, or not, or in other letters."""
+    rows = [{"id": i, "text": text, "score": float("nan")} for i, text in enumerate(documents)]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    tables = {}
+    for kind, delimiter in (("csv", ","), ("tsv", "\t")):
+        writer = csv.writer(table := io.StringIO(), delimiter=delimiter)
+        writer.writerows([rows[0].keys(), *(row.values() for row in rows)])
+        tables[kind] = table.getvalue()
+    named = {"a.jsonl": lines, "b.JSONL": lines.replace("\n", "\r\n"), "c.jsonlines": "\ufeff" + lines, "d.json": lines,
+             "e": lines, "f.dat": lines.strip(), "g.Json": json.dumps(rows), "h.jsonl": json.dumps(rows, indent=2),
+             "i": json.dumps(rows), "j": "\n".join(json.dumps(row, indent=1, ensure_ascii=False) for row in rows),
+             "k.CSV": tables["csv"], "l.csv": "\ufeff" + tables["csv"], "m.tsv": tables["tsv"],
+             "n.txt": "<|endoftext|>\n".join(documents)}
+    return {name: text.encode() for name, text in named.items()}
+
+
+def test_a_corpus_gives_the_same_shards_in_every_form(tmp_path, data):
+    documents = [f'{text[:2000].strip()} "x",\t\n\r\n{i}.' for i, text in enumerate(texts())]
+    options = ["--split", "end-of-text", "--val-fraction", "0.1", "--tokenizer", data]
+    want = None
+    for name, content in forms(documents).items():
+        plain, other, wrong = tmp_path / name, tmp_path / f"{name}.of", tmp_path / f"{name}.XZ"
+        for path in (plain, other, wrong):
+            path.write_bytes(content)
+        want = want or shards(tmp_path / "first", plain, options)
+        packed = [pack(plain, kind) for kind in ("gz", "bz2")]
+        shutil.copy(packed[0], other)  # its name does not say what it is
+        # Only JSON tells what it is without a name, and a packed name that is none is no hint either.
+        inputs = [plain, wrong, *packed, *([other] if name[0] in "abcdefghij" else [])]
+        for path in inputs:
+            assert shards(tmp_path / f"{path.name}.out", path, options) == want, path
+    for command in ('cat "$0" | "$@" -', 'cat "$0" | "$@" /dev/stdin', '"$@" - <"$0"', '"$@" <(gzip -c "$0")'):
+        piped = ["bash", "-c", command, tmp_path / "j", PROGRAM, "tokenize", *options,
+                 "--output", tmp_path / "pipe", "--quiet", "--replace"]
+        run(piped, env={"TMPDIR": str(tmp_path)})
+        assert {path.name: path.read_bytes() for path in (tmp_path / "pipe").iterdir()} == want, command
+
+
+def test_a_folder_of_c4_or_dolma_is_read_as_it_is(tmp_path, data):
+    folder = tmp_path / "c4"
+    folder.mkdir()
+    for i, text in enumerate(texts()[:4]):
+        (folder / f"c4-train.0000{i}-of-01024.json").write_text(json.dumps({"text": text, "url": "x"}) + "\n")
+        pack(folder / f"c4-train.0000{i}-of-01024.json", "gz")
+        (folder / f"c4-train.0000{i}-of-01024.json").unlink()
+    (folder / "metadata.json").write_text('{\n "language": "en"\n}\n')
+    said = run(PROGRAM, "tokenize", folder, "--output", tmp_path / "out", "--tokenizer", data)
+    assert said.out.count("4 documents, ") == 1
+    assert said.err == f'left out: 1 file without text under "text" (--text-key): {folder}/metadata.json\n'
+
+
+def test_a_binary_column_of_parquet_is_utf_8_or_is_refused(tmp_path, data):
+    want = shards(tmp_path / "text", parquet(tmp_path / "a.parquet", ["é", "b"]), "--val-fraction 0 --tokenizer", data)
+    convert = ("import pyarrow, sys; from pyarrow import parquet; t = parquet.read_table(sys.argv[1])['text']; "
+               "t = pyarrow.table({'text': [x.encode(sys.argv[3]) for x in t.to_pylist()]}); "
+               "parquet.write_table(t, sys.argv[2])")
+    for encoding in ("utf-8", "latin-1"):
+        run(["python3", "-c", convert, tmp_path / "a.parquet", tmp_path / f"{encoding}.parquet", encoding])
+    assert shards(tmp_path / "utf-8", tmp_path / "utf-8.parquet", "--val-fraction 0 --tokenizer", data) == want
+    tokenize(tmp_path / "no", tmp_path / "latin-1.parquet", "--tokenizer", data, by=lambda *command: refused(
+        65, "a column is binary, and a value of it is not UTF-8 text: ", *command))
+
+
 @pytest.mark.parametrize("options", ["--val-fraction 0", "--val-fraction 0.1", "--split blank-lines"])
 @pytest.mark.parametrize("kind, message", [
     ("gz", "gzip cannot read all of it: gzip: stdin: unexpected end of file"), ("zst", "zstd cannot read all of it: "),
-    ("xz", "xz cannot read all of it: xz: (stdin): Unexpected end of input")])
+    ("xz", "xz cannot read all of it: xz: (stdin): Unexpected end of input"), ("bz2", "bzip2 cannot read all of it: ")])
 def test_a_file_that_is_cut_off_ends_tokenize_and_leaves_no_shard(kind, message, options, tmp_path, data):
     (tmp_path / "a.txt").write_text("".join(f"{random.Random(i).random()}\n" for i in range(70000)))
     packed = pack(tmp_path / "a.txt", kind)
@@ -93,17 +159,17 @@ def test_what_is_missing_or_wrong_is_named(tmp_path, data):
             code, text, *command, env=env))
 
     (tmp_path / "no").mkdir()
-    for name, program, package in (("a.gz", "gzip", "gzip"), ("a.zst", "zstd", "zstd"), ("a.xz", "xz", "xz-utils")):
-        (tmp_path / name).write_text("not packed")
+    (tmp_path / "a").write_text("the king")
+    for kind, program, package in (("gz", "gzip", "gzip"), ("zst", "zstd", "zstd"), ("xz", "xz", "xz-utils")):
+        name = pack(tmp_path / "a", kind).name
         fails(66, f"{name}: {program}, which unpacks it, cannot be started: apt-get install {package}", name,
               PATH=tmp_path / "no")
-        fails(65, f"{name}: {program} cannot read all of it: {program}: ", name)
     (tmp_path / "a.parquet").write_text("PAR1")
     (tmp_path / "no/pyarrow.py").write_text("raise ImportError('none here')")
     fails(66, "a.parquet: python3 cannot read all of it: pyarrow is needed for .parquet files: pip install pyarrow "
           "(none here)", "a.parquet", PYTHONPATH=tmp_path / "no")
     (tmp_path / "a.txt").write_bytes((tmp_path / "a.parquet").read_bytes())
-    fails(65, "a.txt: is a Parquet file, not text; let its name end in .parquet", "a.txt")
+    fails(65, "a.txt: python3 cannot read all of it: ", "a.txt")
     parquet(tmp_path / "b.parquet", ["one", None, "three"])
     fails(65, "b.parquet:2: has no text under the key \"text\" (--text-key): its type is null", "b.parquet")
     parquet(tmp_path / "c.parquet", ["one"], "body")
@@ -115,7 +181,7 @@ def test_what_is_missing_or_wrong_is_named(tmp_path, data):
 
 def test_the_program_that_unpacks_ends_when_tokenize_ends_early(tmp_path, data):
     make_script(tmp_path / "gzip", f"echo $$ >'{tmp_path}/pid'; while echo 'not JSON'; do :; done; >'{tmp_path}/on'")
-    (tmp_path / "a.jsonl.gz").write_text("packed")
+    (tmp_path / "a.jsonl.gz").write_bytes(b"\x1f\x8b packed")
     tokenize(tmp_path / "out", tmp_path / "a.jsonl.gz", "--tokenizer", data, by=lambda *command: refused(
         65, "a.jsonl.gz:1: is not valid JSON", *command, env={"PATH": f"{tmp_path}:{os.environ['PATH']}"}))
     assert not os.path.exists(f"/proc/{(tmp_path / 'pid').read_text().strip()}") and not (tmp_path / "on").exists()

@@ -96,7 +96,8 @@ TEST_CASE("acc_mean compares the part in which choices differ, and HellaSwag's w
     CHECK(row[1].bytes == 10);
     const TaskRow prefix = read(R"({"query": "a", "choices": ["man", "man is"], "gold": 0})").rows[0];
     CHECK(part(prefix.choices[0], prefix.choices[0].compared).size() == 1);  // a choice that starts another one
-    const TaskRow ends = read(R"({"ind": 3, "ctx": "This", "endings": ["man is", "man of"], "label": 0})").rows[0];
+    const TaskRow ends = read(R"([{"ind": 3, "ctx": "This", "endings": ["man is", "man of"], "label": "1"}])").rows[0];
+    CHECK(ends.gold == 1);
     CHECK(part(ends.choices[0], ends.choices[0].compared) == tokens_of(" man is"));
     const TaskRow schema =
         read(R"({"context_options": ["This man", "A wife"], "continuation": "is rich", "gold": 0})").rows[0];
@@ -151,6 +152,7 @@ TEST_CASE("bad rows are refused with file, line and reason") {
         {R"({"query": "q", "choices": ["a", "b"], "gold": -1})", "\"gold\" is -1"},
         {R"({"query": "q", "choices": ["a", "b"], "gold": 0.5})", "\"gold\" is 0.5"},
         {R"({"ctx": "q", "endings": ["a", "b"], "label": ""})", "\"label\" is \"\""},
+        {R"({"ctx": "q", "endings": ["a", "b"], "label": "b"})", "\"label\" is \"b\""},
         {R"({"query": "q", "choices": ["a", "b"]})", "\"gold\" is null"},
         {R"({"query": ["q", "r"], "choices": ["a", "b"], "gold": 0})", "has lists of contexts and of continuations"},
         {R"({"context": "q", "continuation": "a", "delimiter": 1})", "\"delimiter\" must be a text"},

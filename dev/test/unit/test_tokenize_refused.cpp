@@ -11,6 +11,9 @@
 #include "support/parse.h"
 #include "support/refusal.h"
 #include "support/small_tokenize.h"
+#include "text/text_reader.h"
+
+static std::string jsonl(const std::string& text) { return "{\"text\": \"" + text + "\"}\n"; }
 
 static bool has_shards(const TokenizeRun& run) {
     if (!is_directory(run.options.output)) return false;
@@ -50,11 +53,15 @@ TEST_CASE("inputs that are empty or not text are refused, and JSONL that is brok
     const struct {
         std::string name, bytes, message;
     } cases[] = {
-        {"a.py", "x", "in: holds no text file (.txt "},
         {"a.txt", "%PDF-1.7\n%xxxx", "is a PDF document, not text; convert it with pdftotext"},
-        {"a.txt", "\x1f\x8b\x08xxxx", "is compressed (gzip), not text; let its name end in .gz"},
+        {"a.txt", "PK\3\4xxxx", "is a zip archive (also .npz, .pt, .docx), not text; unpack it with unzip"},
+        {"a", std::string("ab\0c", 4), "a: is no text: byte 3 is zero; if it is UTF-16"},
+        {"a.jsonl", "version https://git-lfs.github.com/spec/v1\n",
+         "is a git-lfs pointer in place of the file, not text"},
+        {"a.json", "<html>", "is a web page (HTML), not JSON or CSV; a download may have failed"},
+        {"a.parquet", "x", "is no Parquet file, which begins with PAR1"},
+        {"a.txt.gz", "", "is empty, and its name says that it is packed"},
         {"a.txt", "\xff\xfe.", "is UTF-16, not text; convert it with iconv"},
-        {"a.jsonl", "PAR1xxxx", "is a Parquet file"},
         {"a.txt", "", "a.txt: is empty"},
         {"a.jsonl", "\n", "the 1 input files hold no text (1 bytes)"},
         {"a.jsonl", "\n{\"text\": \"a\"\n",
@@ -70,17 +77,43 @@ TEST_CASE("inputs that are empty or not text are refused, and JSONL that is brok
         {"a.jsonl", R"({"text": "a \udc00"})", "surrogate U+DC00..U+DFFF must follow U+D800..U+DBFF"},
         {"a.jsonl", "{\"text\": \"caf\xe9\"}", "invalid string: ill-formed UTF-8 byte"},
         {"a.jsonl", "{\"text\": \"a\tb\"}", "invalid string: control character U+0009 (HT) must be escaped"},
-        {"a.jsonl", R"({"text": "x", "a": 1e999})", "a number is out of range"},
+        {"a.jsonl", R"({"text": 1e999})", "its type is number"},
+        {"a.jsonl", R"({"text": "x", "a": NaNa})", "is not valid JSON at byte"},
+        {"a.json", "[{\"text\": \"x\"}\n", "is not valid JSON: the ] of its array is missing"},
+        {"a.json", "[1, 2]", "a.json:1: is not valid JSON at byte 2 of 5"},
+        {"a.json", "[{\"text\": \"x\"}] 5", "a.json:1: is JSON, but not an object"},
+        {"a.json", "[\n{\"text\": \"x\n\"}]", "a.json:2: is not valid JSON"},
+        {"a.csv", "id,body\n1,x\n", "a.csv:2: has no text under the key \"text\" (--text-key): there is no such key"},
+        {"a.csv", "id,text\n1,x\n2,x,y\n", "a.csv:3: has 3 fields, and the first line has 2"},
+        {"a.tsv", "text\n\"x\n", "a.tsv:2: the quotes of a field have no end"},
         {"a.jsonl", R"({"text": "x", "a": )" + nested(100) + "}", "more than 100 lists and objects inside each other"},
     };
     for (const auto& c : cases) {
         CAPTURE(c.name);
         TokenizeRun run(Files{{c.name, c.bytes}});
-        check_refused(run, c.message.starts_with("in: ") ? EXIT_NO_INPUT : EXIT_BAD_DATA, c.message);
+        run.options.inputs = {run.folder / ("in/" + c.name)};
+        check_refused(run, EXIT_BAD_DATA, c.message);
         CHECK_FALSE(has_shards(run));
     }
     TokenizeRun run(Files{{"a.jsonl", R"({"text": "the", "b": "\"[[{\\", "a": )" + nested(99) + "}\n"}});
     CHECK(run.train() == documents({"the"}));
+}
+
+TEST_CASE("a folder's text is read, and neither a run's log, a model's JSON, nor what is no text") {
+    TokenizeRun run(Files{{"run/log.jsonl", "{\"kind\":\"run\"}\n{\"kind\":\"sample\",\"text\":\"x\"}\n"},
+                          {"run/step_000001/README.md", "a model"},
+                          {"run/step_000001/model.safetensors", ""},
+                          {"config.json", "{\n  \"n_layer\": 2\n}\n"},
+                          {"vocab.json", "{\"text\": \"x\"}"},
+                          {"a.txt", "%PDF-1.7"},
+                          {"b.csv", "id,n\n1,2\n"}});
+    check_refused(run, EXIT_NO_INPUT, "in: holds no text file (.txt ");
+    check_refused(run, EXIT_NO_INPUT, "log.jsonl has no text under \"text\" (--text-key); name the files");
+    run.file("c4/a.json", jsonl("the"));
+    CHECK(run.train() == documents({"the"}));
+    const FoundFiles found = find_text_files({run.folder / "in"}, "text");
+    CHECK(found.others.size() == 3);
+    CHECK(found.no_text.size() == 3);
 }
 
 TEST_CASE("the message has the first line that is broken, for any number of threads") {

@@ -1,0 +1,21 @@
+// rows.h: one row of JSON or CSV: where it ends in a text, and its values.
+#pragma once
+#include <nlohmann/json_fwd.hpp>
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+// The end of the JSON object that starts at `begin`: after its last brace, or at a line end inside a string, where
+// every reader of JSON stops. npos: the text ends before that.
+size_t object_end(std::string_view text, size_t begin);
+
+// Parses a row: a JSON value. NaN, Infinity and numbers that are too large, as Python's json writes them, are read as
+// 0. Refuses all else that is no JSON (EXIT_BAD_DATA, with `where`).
+nlohmann::json parse_row(const std::string& text, const std::string& where);
+
+// The end of the CSV record that starts at `begin`: after its line end; npos: the text ends before that. A field in
+// quotes may have delimiters, line ends and doubled quotes (RFC 4180).
+size_t record_end(std::string_view text, size_t begin, char delimiter);
+// The fields of a whole record. Refuses one that ends inside quotes (EXIT_BAD_DATA, with `where`).
+std::vector<std::string> fields_of(std::string_view record, char delimiter, const std::string& where);
