@@ -6,6 +6,7 @@ import array
 import json
 import os
 import random
+import shutil
 import struct
 from pathlib import Path
 from types import SimpleNamespace
@@ -245,6 +246,97 @@ def test_each_row_has_the_log_probability_and_the_accuracy_of_lm_eval(task, hf, 
     print(f"{table}{len(kept)} of {len(found)} rows in lm-eval: {result['results']['rows']}\n"
           f"largest difference per token {worst:.1e}")
     assert worst < 1e-4
+
+
+# ---- a tokenizer that is fine-tuned
+
+ROLES = ["bos_token", "eos_token", "pad_token", "sep_token", "unk_token", "mask_token", "cls_token"]
+WORDS = ["Hogwarts", "New York", "<x>", "the king", " of", "<sep>", "<|im_start|>", "<pad>", "né", "[MASK]", "old"]
+
+
+@pytest.fixture(scope="session")
+def small_model(data, tmp_path_factory):
+    """A checkpoint with 20 rows more than its tokenizer has tokens."""
+    out = tmp_path_factory.mktemp("small") / "run"
+    return train("--steps 1 --warmup 0 --vocab-size 320 --precision fp32", out=out, data=data).checkpoint(1)
+
+
+def random_token(hf, rng, content, special):
+    return hf.tokenizers.AddedToken(content, lstrip=rng.random() < 0.2, rstrip=rng.random() < 0.2, special=special,
+                                    normalized=rng.random() < 0.5)
+
+
+def random_setup(hf, rng, folder):
+    """Saves a model with a random tokenizer: its roles, added tokens, templates, post_processor and length."""
+    if rng.random() < 0.2:  # a vocabulary without <|endoftext|>, whose eos_token has its id
+        for name in ("tokenizer.json", "vocab.json", "tokenizer_config.json", "special_tokens_map.json"):
+            (folder / name).write_text((folder / name).read_text().replace("<|endoftext|>", "</s>"))
+    tokenizer = hf.transformers.AutoTokenizer.from_pretrained(folder)
+    contents = rng.sample(WORDS, 6)
+    for role in rng.sample(ROLES, rng.randrange(5)):
+        content = rng.choice([tokenizer.eos_token, f"<{role}>", random_token(hf, rng, f"[{role}]", True)])
+        tokenizer.add_special_tokens({role: content})
+    for content in contents[:rng.randrange(4)]:
+        tokenizer.add_tokens([random_token(hf, rng, content, rng.random() < 0.3)])
+    if rng.random() < 0.3:
+        tokenizer.add_special_tokens({"additional_special_tokens": [contents[4], f"<{contents[5]}>"]})
+    if rng.random() < 0.4:
+        tokenizer.chat_template = rng.choice(["{{ messages }}", {"default": "{{ messages }}", "rag": "{{ x }}"}])
+    if rng.random() < 0.4:
+        bos = tokenizer.bos_token or tokenizer.eos_token
+        template = hf.tokenizers.processors.TemplateProcessing(
+            single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, tokenizer.convert_tokens_to_ids(bos))])
+        byte_level = hf.tokenizers.processors.ByteLevel(trim_offsets=False)
+        tokenizer._tokenizer.post_processor = rng.choice(
+            [template, hf.tokenizers.processors.Sequence([byte_level, template])])
+    tokenizer.model_max_length = rng.choice([16, 1000, tokenizer.model_max_length])
+    for name in ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json", "special_tokens_map.json"):
+        (folder / name).unlink()
+    tokenizer.save_pretrained(folder)
+    ids = {f"{role}_id": getattr(tokenizer, f"{role}_id") for role in ROLES[:3]}
+    config = json.loads((folder / "config.json").read_text()) | ids
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "generation_config.json").write_text(json.dumps(ids))
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings["padding_side"] = rng.choice(["left", "right"])
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_a_fine_tuned_directory_is_to_transformers_what_its_source_is(seed, hf, small_model, tmp_path):
+    rng, source, out = random.Random(seed), tmp_path / "source", Run(tmp_path / "run")
+    shutil.copytree(small_model, source, ignore=shutil.ignore_patterns("trainer.json", "optimizer*"))
+    random_setup(hf, rng, source)
+    before = hf.transformers.AutoTokenizer.from_pretrained(source)
+    pieces = [*WORDS, *before.all_special_tokens, " ", "  ", "\n", "a", "king", "Hogwarts'", "New", "York"]
+    texts = ["a", *("".join(rng.choices(pieces, k=rng.randrange(1, 12))) for _ in range(20))]
+    documents = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    (tmp_path / "texts.jsonl").write_text(documents * 3)
+    run(PROGRAM, "tokenize --special-tokens --val-fraction 0", tmp_path / "texts.jsonl", "--tokenizer", source,
+        "--output", tmp_path / "data")
+    run(PROGRAM, "--lr 0 --weight-decay 0 --steps 1 --warmup 0 --seq-len 16 --micro-batch 1 --precision fp32 --quiet",
+        ["--init", source, "--train-data", tmp_path / "data/train_*.bin", "--output", out])
+    in_data, after = map(hf.transformers.AutoTokenizer.from_pretrained, (tmp_path / "data", out.checkpoint(1)))
+    for now in (in_data, after):
+        assert now.special_tokens_map == before.special_tokens_map
+        assert now.added_tokens_decoder == before.added_tokens_decoder
+        assert (now.chat_template, now.padding_side) == (before.chat_template, before.padding_side)
+        assert now.model_max_length == before.model_max_length
+        ids = now(texts)["input_ids"]
+        assert ids == before(texts)["input_ids"]
+        assert now.batch_decode(ids, skip_special_tokens=True) == before.batch_decode(ids, skip_special_tokens=True)
+    end = before.eos_token_id if "<|endoftext|>" not in before.get_vocab() else before.get_vocab()["<|endoftext|>"]
+    want = [[*([end] if tokens[:1] != [end] or not len(before("").input_ids) else []), *tokens]
+            for tokens in before(texts)["input_ids"]]
+    shard = array.array("H", (tmp_path / "data/train_000001.bin").read_bytes()[1024:])
+    assert shard.tolist() == sum(want, []) * 3
+    if before.pad_token is None:
+        return
+    texts, outputs = [text for text in texts if 0 < len(before(text).input_ids) < 8], []
+    for folder, tokenizer in ((source, before), (out.checkpoint(1), after)):
+        batch = tokenizer(texts, padding=True, return_tensors="pt")
+        outputs.append(load(hf, folder).generate(**batch, max_new_tokens=6, do_sample=False).tolist())
+    assert outputs[0] == outputs[1]
 
 
 # ---- tokens

@@ -228,7 +228,7 @@ static void fill_tokens(Tokenizer& tokenizer, const Ids& ids, const std::string&
 static void find_byte_tokens(Tokenizer& tokenizer, const Ids& ids, const std::string& where) {
     for (int byte = 0; byte < 256; byte++) {
         const auto found = ids.find(to_alphabet(std::string(1, char(byte))));
-        if (found == ids.end() || is_added(tokenizer, found->second))
+        if (found == ids.end() || tokenizer.tokens[size_t(found->second)] != std::string(1, char(byte)))
             fail(EXIT_BAD_DATA, "%s: there is no token for the byte %d; is this a byte-level BPE?", where.c_str(),
                  byte);
         tokenizer.byte_tokens[byte] = found->second;
@@ -249,7 +249,8 @@ static void add_merge(Tokenizer& tokenizer, const Ids& ids, const std::string& l
     const Merge merge{id_of(ids, left, number, where), id_of(ids, right, number, where),
                       id_of(ids, left + right, number, where)};
     for (const int id : {merge.left, merge.right, merge.token})
-        if (is_added(tokenizer, id))
+        if (const std::string& text = tokenizer.tokens[size_t(id)];
+            is_added(tokenizer, id) && text != to_alphabet(text))
             fail(EXIT_BAD_DATA, "%s: merge %zu uses the added token %d", where.c_str(), number, id);
     for (const int id : {merge.left, merge.right})
         if (tokenizer.tokens[size_t(id)].empty())  // merges.txt cannot represent an empty token
@@ -292,8 +293,8 @@ static bool find_end_of_text(Tokenizer& tokenizer, const Ids& ids, const SideFil
         if (id.is_number_unsigned() && id < tokenizer.vocab_size()) candidates.push_back(id.get<int>());
     for (const char* name : {"</s>", "<|end_of_text|>", "<eos>", "[EOS]"}) add(name);
     const auto is_text = [&](int id) {
-        return !is_added(tokenizer, id) && (std::ranges::count(tokenizer.byte_tokens, id) > 0 ||
-                                            std::ranges::count(tokenizer.merges, id, &Merge::token) > 0);
+        return std::ranges::count(tokenizer.byte_tokens, id) > 0 ||
+               std::ranges::count(tokenizer.merges, id, &Merge::token) > 0;
     };
     const auto found = std::ranges::find_if_not(candidates, is_text);
     if (found == candidates.end())

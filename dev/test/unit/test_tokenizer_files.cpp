@@ -96,6 +96,65 @@ TEST_CASE("tokenizer.json: other added tokens are kept, and an empty token is ac
                          "test: merge 2 uses token 259, which is empty", Error);
 }
 
+TEST_CASE("a directory's tokenizer has the roles of its files, and is written as it was read") {
+    TemporaryDirectory folder, copy;
+    save_tokenizer(tokenizer_from_merges({{64, 65}, {256, 66}}), folder.path, 128);  // a b, ab c
+    const auto change = [&](const std::string& name, const std::string& from, const std::string& to) {
+        write_bytes(folder / name, replaced(read_bytes(folder / name), from, to));
+    };
+    change("tokenizer_config.json", "{",
+           R"({"pad_token": {"content": "<pad>", "rstrip": true}, "mask_token": "ab",)"
+           R"("chat_template": [{"name": "default", "template": "T"}],)"
+           R"("added_tokens_decoder": {"260": {"content": "new", "normalized": true}},)");
+    change("tokenizer_config.json", R"("model_max_length": 128)", R"("model_max_length": 7)");
+    change("tokenizer.json", "\"added_tokens\": [", R"("added_tokens": [{"id": 259, "content": "<b>"},)");
+    change("tokenizer.json", R"("post_processor": {)", R"("post_processor": {"type": "Sequence", "processors": [
+        {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "B"}}, {"Sequence": {"id": "A"}}],
+         "special_tokens": {"B": {"ids": [259]}}}, {"type": "ByteLevel"}]}, "old": {)");
+    const Tokenizer tokenizer = load_tokenizer(folder.path);
+    CHECK(tokenizer.added ==
+          std::vector<AddedToken>{
+              {256}, {258}, {259, false}, {260, false, false, false, true}, {.id = 261, .rstrip = true}});
+    CHECK((tokenizer.tokens[261] == "<pad>" && tokenizer.pad == 261 && tokenizer.bos == 258));
+    CHECK((tokenizer.chat_template == "T" && tokenizer.prefix == std::vector<int>{259}));
+    CHECK(encode_prompt(tokenizer, "abc <pad> ") == std::vector<int>{259, 256, 66, 220, 261});
+    CHECK(encode_prompt(tokenizer, "") == std::vector<int>{258, 259});
+    save_tokenizer(tokenizer, copy.path, 1);
+    for (const std::string& name : list_directory(folder.path))
+        if (name != "tokenizer_config.json") CHECK(read_bytes(copy / name) == read_bytes(folder / name));
+    CHECK(contains(read_bytes(copy / "tokenizer_config.json"), "\"259\": {\n      \"content\": \"<b>\""));  // completed
+    CHECK(contains(read_bytes(copy / "tokenizer_config.json"), "\"model_max_length\": 7"));
+    check_equal(load_tokenizer(copy.path), tokenizer);
+    for (const char* file : {"tokenizer.json", "special_tokens_map.json", "tokenizer_config.json"})
+        std::filesystem::remove(folder / file);
+    write_bytes(folder / "tokenizer_config.json", R"({"add_bos_token": true})");
+    CHECK(load_tokenizer(folder.path).prefix == std::vector<int>{258});
+}
+
+TEST_CASE("documents end with the token that the files name, where there is no <|endoftext|>") {
+    TemporaryDirectory folder, copy;
+    save_tokenizer(tokenizer_from_merges({{64, 65}}), folder.path, 128);
+    for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"})
+        std::filesystem::remove(folder / name);
+    const std::string vocab = read_bytes(folder / "vocab.json");
+    const auto end = [&](const std::string& token, const char* file, const char* content) {
+        for (const char* name : {"config.json", "tokenizer_config.json"}) std::filesystem::remove(folder / name);
+        write_bytes(folder / "vocab.json", replaced(vocab, END_OF_TEXT, token));
+        write_bytes(folder / file, content);
+        const Tokenizer tokenizer = load_tokenizer(folder.path);
+        save_tokenizer(tokenizer, copy.path, 1);
+        CHECK(same_tokenizer(load_tokenizer(copy.path), tokenizer));  // without config.json
+        remove_tree(copy.path), make_directories(copy.path);
+        return tokenizer.end_of_text;
+    };
+    CHECK(end("<end>", "tokenizer_config.json", R"({"eos_token": {"content": "<end>"}})") == 257);
+    CHECK(end("<end>", "tokenizer_config.json", R"({"eos_token": "<end>"})") == 257);
+    CHECK(end("<end>", "config.json", R"({"eos_token_id": 257})") == 257);
+    CHECK(end("<end>", "config.json", R"({"eos_token_id": [50256, 3, 256, 257]})") == 257);  // the others are text
+    CHECK(end("</s>", "config.json", R"({"eos_token_id": 50256})") == 257);
+    CHECK(contains(refusal([&] { end("<end>", "config.json", "{}"); }), "no token ends documents: there is neither"));
+}
+
 TEST_CASE("added_tokens.json of older directories adds its tokens") {
     TemporaryDirectory folder;
     save_tokenizer(tokenizer_from_merges({{64, 65}}), folder.path, 128);
@@ -105,7 +164,8 @@ TEST_CASE("added_tokens.json of older directories adds its tokens") {
     CHECK(tokenizer.vocab_size() == 260);
     CHECK(encode_added(tokenizer, "<a>a<b>") == std::vector<int>{258, 64, 259});
     write_bytes(folder / "added_tokens.json", R"({"<a>": 300})");
-    CHECK(contains(refusal([&] { load_tokenizer(folder.path); }), "has the id 300: ids must be 0 to 258"));
+    CHECK(contains(refusal([&] {
+    load_tokenizer(folder.path); }), "has the id 300: ids must be 0 to 258"));
 }
 
 // Changes of small_json(), and what is said of the file then.
@@ -134,7 +194,7 @@ static const struct {
     {"\"single_word\": false", "\"single_word\": true", "added token \"<|endoftext|>\" has single_word"},
     {"\"lstrip\": false", "\"lstrip\": 1", "lstrip of an added token is 1, not true or false"},
     {"\"id\": 258", "\"id\": 257", "has the id 257, but the id 258 in the vocabulary"},
-    {"\"added_tokens\": [", "\"added_tokens\": [{\"id\": 0, \"content\": \"!\"},", "no token for the byte 33"},
+    {"\"added_tokens\": [", "\"added_tokens\": [{\"id\": 188, \"content\": \"Ā\"},", "no token for the byte 0"},
     // A merge that is not two tokens of the vocabulary, or occurs twice.
     {"\"a b\"", "\"a  b\"", "merge 1 is \"a  b\", not two tokens with a space between them"},
     {"\"a b\"", "\"a q\"", "merge 1 needs the token \"aq\", which is not in the vocabulary"},
