@@ -164,8 +164,7 @@ TEST_CASE("added_tokens.json of older directories adds its tokens") {
     CHECK(tokenizer.vocab_size() == 260);
     CHECK(encode_added(tokenizer, "<a>a<b>") == std::vector<int>{258, 64, 259});
     write_bytes(folder / "added_tokens.json", R"({"<a>": 300})");
-    CHECK(contains(refusal([&] {
-    load_tokenizer(folder.path); }), "has the id 300: ids must be 0 to 258"));
+    CHECK(contains(refusal([&] { load_tokenizer(folder.path); }), "has the id 300: ids must be 0 to 258"));
 }
 
 // Changes of small_json(), and what is said of the file then.
