@@ -16,6 +16,7 @@
 #include "base/common.h"
 #include "base/host.h"
 #include "base/print.h"
+#include "base/signals.h"
 #include "commands/commands.h"
 #include "model/gpt2.h"
 #include "parallel/launch.h"
@@ -122,6 +123,10 @@ static int train(const Run& run, Log& log, const Launch& launch) {
     Saver<floatX> saver(trainer);
     const Options& o = run.options;
     if (saves_checkpoints(o)) stop_on_signals(run.is_rank0());
+    if (saves_checkpoints(o) && launch.launcher == "mpirun" && o.ranks == 0 && !getenv("TRAIN_GPT2_SAVES"))
+        log.note(
+            "to end this run with a save send SIGUSR1 to mpirun, or start it with scripts/mpirun.sh: at Ctrl-C and "
+            "SIGTERM mpirun itself kills the ranks, within 2 s (Open MPI 4) or 0.5 s (Open MPI 5)");
     if (device_memory_is_host()) bind_threads();  // after the start of the threads that read data and send messages
     try {
         train_loop(trainer, saver, o.stop_after > 0 ? std::min(o.steps, trainer.state.step + o.stop_after) : o.steps);
@@ -198,6 +203,7 @@ int main(int argc, char** argv) {
     std::unique_ptr<Comm> comm;
     try {
         prepare_standard_streams();
+        handle_signals_of_process_1();
         const Options options = parse_options(argc, argv);
         if (options.command == Command::help) {
             print_stdout(options.answer);

@@ -28,6 +28,8 @@ ISAS = "plain neon avx2 avx512 avx512bf16 amx".split()
 # A shell makes a program in the background ignore SIGINT, and the program's children inherit this.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+STOP_SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU]
+
 # Options of a run of about a second. Later options override them.
 TINY = "--layers 2 --heads 2 --channels 32 --seq-len 16 --micro-batch 2 --global-batch 64 --lr 1e-2 --warmup 2 --quiet"
 

@@ -12,6 +12,7 @@
 #include <sys/socket.h>
 #endif
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
@@ -24,6 +25,7 @@
 #include "base/common.h"
 #include "base/device.h"
 #include "base/print.h"
+#include "base/signals.h"
 #include "parallel/comm.h"
 #include "parallel/rendezvous.h"
 
@@ -59,6 +61,22 @@ static void hide_mpirun() {
     print_message("warning: mpirun listens on all addresses, for want of a network namespace: trusted networks only");
 }
 
+// At SIGTERM, SIGINT and SIGHUP mpirun kills the ranks within 2 s (Open MPI 4) or 0.5 s (Open MPI 5), too early for a
+// save. systemd and Slurm send such a signal to every process of a job, so mpirun starts with these blocked, which does
+// not block them in its ranks. It forwards SIGUSR1 at once, also when the process that supervises it is killed.
+static constexpr int MPIRUN_KILLS_AT[] = {SIGINT, SIGTERM, SIGHUP};
+
+static void block_in_mpirun() {
+    sigset_t signals;
+    sigemptyset(&signals);
+    for (const int number : MPIRUN_KILLS_AT) sigaddset(&signals, number);
+    sigprocmask(SIG_BLOCK, &signals, nullptr);
+    signal(SIGUSR1, SIG_DFL);
+#ifdef __linux__
+    prctl(PR_SET_PDEATHSIG, SIGUSR1);
+#endif
+}
+
 static void become_mpirun(int count, char** argv) {
     const std::string number = std::to_string(count);
     std::vector<const char*> words = {"mpirun", "-np", number.c_str()};
@@ -80,6 +98,7 @@ static void become_mpirun(int count, char** argv) {
         for (const char* name : {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"}) setenv(name, "1", 0);
     if (!getpwuid(geteuid())) setenv("HOME", "/", 0);  // without both, the PMIx of Open MPI 4 crashes
     hide_mpirun();
+    block_in_mpirun();
     execvp(words[0], const_cast<char**>(words.data()));
     print_message(format("error: --ranks %d needs mpirun: %s; apt-get install openmpi-bin", count, strerror(errno)));
 }
@@ -104,9 +123,8 @@ static pid_t start(pid_t group, const sigset_t& signals, const std::function<voi
 static sigset_t block_signals() {
     sigset_t signals;
     sigemptyset(&signals);
-    struct sigaction action;
-    for (int number : {SIGINT, SIGTERM, SIGHUP, SIGUSR1})
-        if (sigaction(number, nullptr, &action) == 0 && action.sa_handler != SIG_IGN) sigaddset(&signals, number);
+    for (const int number : STOP_SIGNALS)
+        if (!is_ignored(number)) sigaddset(&signals, number);
     for (int number : {SIGCHLD, SIGALRM}) {
         signal(number, [](int) {});  // an ignored SIGCHLD would not arrive
         sigaddset(&signals, number);
@@ -122,12 +140,16 @@ static int supervise(std::vector<pid_t> processes, bool mpirun, const sigset_t& 
             if (pid > 0) kill(pid, number);
     };
     int exit_code = 0;
-    bool told = false;
+    double first_signal = 0.0;
     for (size_t running = processes.size(); running > 0;) {
         int number = 0, status = 0;
         sigwait(&signals, &number);
         if (number == SIGALRM) signal_all(SIGKILL);
-        if (number != SIGALRM && number != SIGCHLD) signal_all(mpirun && !std::exchange(told, true) ? SIGUSR1 : number);
+        if (number != SIGALRM && number != SIGCHLD) {
+            signal_all(mpirun && std::ranges::count(MPIRUN_KILLS_AT, number) ? SIGUSR1 : number);
+            if (first_signal == 0.0) first_signal = seconds_now();
+            if (is_second_request(number, first_signal)) alarm(SECONDS_TO_END);  // for ranks that hang
+        }
         for (size_t i = 0; i < processes.size(); i++) {
             if (processes[i] == 0 || waitpid(processes[i], &status, WNOHANG) <= 0) continue;
             processes[i] = 0;

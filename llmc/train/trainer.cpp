@@ -6,13 +6,13 @@
 #include <atomic>
 #include <cerrno>
 #include <cmath>
-#include <csignal>
 #include <cstdlib>
 #include <string_view>
 #include <utility>
 
 #include "base/common.h"
 #include "base/files.h"
+#include "base/signals.h"
 #include "base/trace.h"
 #include "infer/eval.h"
 #include "infer/generate.h"
@@ -30,29 +30,25 @@ static void write_line(std::string_view text) {  // a handler may not call print
 
 static void on_signal(int number) {
     const int saved_errno = errno;
-    const double now = seconds_now();
     double first = 0.0;
-    if (first_signal.compare_exchange_strong(first, now)) {
+    if (first_signal.compare_exchange_strong(first, seconds_now())) {
         if (announces)
             write_line(
                 "\nstopping: the run leaves this step after a micro-step and saves; a second signal ends it at once\n");
-    } else if (now - first >= 1.0) {  // a terminal and a launcher may both pass on one Ctrl-C
+    } else if (is_second_request(number, first)) {
         write_line("\nended by a second signal: the steps since the last checkpoint are lost\n");
-        signal(number, SIG_DFL);
-        raise(number);  // delivered when this function returns
+        end_by_signal(number);
     }
     errno = saved_errno;
 }
 
 void stop_on_signals(bool announce) {
     announces = announce;
-    struct sigaction action = {}, before = {};
+    struct sigaction action = {};
     action.sa_handler = on_signal;
     action.sa_flags = SA_RESTART;
-    for (const int number : {SIGTERM, SIGINT, SIGUSR1}) {
-        sigaction(number, nullptr, &before);
-        if (before.sa_handler != SIG_IGN) sigaction(number, &action, nullptr);
-    }
+    for (const int number : STOP_SIGNALS)
+        if (!is_ignored(number)) sigaction(number, &action, nullptr);
 }
 
 bool stop_requested() { return first_signal != 0.0; }

@@ -2,13 +2,14 @@
 run, byte for byte."""
 
 import functools
+import os
 import re
 import shutil
 import signal
 from pathlib import Path
 
 import pytest
-from harness import Run, assert_same_run, close, run, train, train_command
+from harness import PROGRAM, STOP_SIGNALS, Run, assert_same_run, close, execute, run, train, train_command
 
 FORMS = {
     "fp32": "--precision fp32",
@@ -74,10 +75,10 @@ def test_a_killed_run_resumes_from_its_last_checkpoint(train_in_background, tmp_
     assert_same_run(undisturbed, killed, steps)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_step_that_a_signal_interrupts_is_left_and_repeated(number, start, long_run, tmp_path, more_data):
     run = tmp_path / "run"
-    process = start("env --default-signal=INT", train_command(LONG, out=run, data=more_data, val=False))
+    process = start("env --default-signal=INT,HUP", train_command(LONG, out=run, data=more_data, val=False))
     process.wait_for_step(run, 0)
     process.signal(number)
     assert process.wait() == 75
@@ -87,14 +88,33 @@ def test_a_step_that_a_signal_interrupts_is_left_and_repeated(number, start, lon
     assert_same_run(long_run, run, 3)
 
 
-def test_a_sigint_that_the_caller_ignores_does_not_stop_the_run(start, tmp_path, data):
+def test_signals_that_the_caller_ignores_do_not_stop_the_run(start, tmp_path, data):
     run = tmp_path / "run"
-    process = start("env --ignore-signal=INT", train_command(ENDLESS, 10000000, out=run, data=data))
+    process = start("env --ignore-signal=INT nohup", train_command(ENDLESS, 10000000, out=run, data=data))
     process.wait_for_step(run, 3)
     process.signal(signal.SIGINT)
+    process.signal(signal.SIGHUP)
     process.wait_for_step(run, Run(run).last_step() + 50)
     process.signal(signal.SIGTERM)
     assert process.wait() == 75
+
+
+# Process 1 of a container has no default actions, so a signal without a handler does nothing.
+@pytest.mark.parametrize("command, number, code", [
+    ("train", signal.SIGTERM, 75), ("generate", signal.SIGTERM, 143), ("generate", signal.SIGINT, 130),
+    ("generate", signal.SIGHUP, 129)])
+def test_signals_end_process_1(command, number, code, start, trained, tmp_path, data):
+    container = "env --default-signal=INT,HUP unshare --pid --fork --kill-child --mount-proc"
+    if execute(container, "true").code != 0:
+        pytest.skip("there are no PID namespaces here")
+    if command == "train":
+        process = start(container, train_command(ENDLESS, 10000000, out=tmp_path / "run", data=data))
+        process.wait_for_step(tmp_path / "run", 3)
+    else:
+        process = start(container, PROGRAM, "generate --prompt king --num-samples 1000000 --init", trained.folder)
+        process.wait_for(lambda: "king" in process.output, "a text")
+    os.kill(process.descendants()[-1], number)
+    assert process.wait() == code
 
 
 def test_a_signal_before_the_first_step_ends_the_process_and_leaves_the_checkpoint(start, tmp_path, data):

@@ -7,7 +7,7 @@ import re
 import signal
 
 import pytest
-from harness import ONE, PROGRAM, TINY, assert_same_run, close, ranks, ranks_of, run, train, train_command, words
+from harness import ONE, PROGRAM, ROOT, TINY, assert_same_run, close, ranks, ranks_of, run, train, train_command, words
 from mpi import damaged, each_rank, mpirun_says, ranks_refuse, wait_for_end_of
 
 # The vocabulary needs no padding, so that ranks send exactly the bytes of the parameters.
@@ -80,13 +80,27 @@ def test_a_run_whose_rank_is_killed_continues_with_the_same_bits(start_two, data
 
 
 # mpirun passes SIGUSR1 on to the ranks; at SIGTERM it kills them after two seconds.
-@pytest.mark.parametrize("number, stops", [(signal.SIGUSR1, True), (signal.SIGTERM, False)])
+@pytest.mark.parametrize("number, stops", [(signal.SIGUSR1, True), (signal.SIGUSR2, True), (signal.SIGTERM, False)])
 def test_a_signal_to_mpirun_ends_all(number, stops, start_two, tmp_path):
-    process, pids = start_two(3, ENDLESS, "--checkpoint-every 100000")
+    process, pids = start_two(3, ENDLESS, "--checkpoint-every 100000 --quiet=0")
     process.signal(number)
     code = end_of(process, pids)
     assert code == 75 if stops else code != 0
     assert (tmp_path / "run/latest").exists() or not stops
+    assert "to end this run with a save send SIGUSR1 to mpirun, or start it with scripts/mpirun.sh" in process.output
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_the_ranks_of_mpirun_sh_save_at_a_signal(number, train_in_background, data, tmp_path):
+    script = ranks(2)
+    script.prefix = ["env", "--default-signal=INT,HUP", f"{ROOT}/scripts/mpirun.sh", *words(script.prefix)[1:]]
+    options = f"{ENDLESS} --checkpoint-every 100000 --quiet=0"
+    process = train_in_background(options, out=tmp_path / "run", data=data, by=script)
+    process.wait_for_step(tmp_path / "run", 3)
+    pids = ranks_of(process)
+    process.signal(number)
+    assert end_of(process, pids) == (137 if number == signal.SIGKILL else 75)
+    assert (tmp_path / "run/latest").exists() and "send SIGUSR1 to mpirun" not in process.output
 
 
 # All ranks abandon the step at the same micro-step, and the resumed run repeats it.

@@ -2,13 +2,15 @@
 rank, a killed parent, and refused starts."""
 
 import os
+import re
 import shutil
 import signal
 import time
 from pathlib import Path
 
 import pytest
-from harness import assert_same_run, execute, preload, ranks, ranks_of, refused, run, train, train_command
+from harness import (STOP_SIGNALS, assert_same_run, execute, preload, ranks, ranks_of, refused, run, train,
+                     train_command)
 from mpi import mpirun_says, wait_for_end_of
 
 ENDLESS = "--ranks 2 --steps 1000000 --checkpoint-every 100000"
@@ -84,10 +86,21 @@ def test_ranks_start_without_home_and_user_name(data, tmp_path):
     train(OPTIONS, "--ranks 2", out="", data=data, env={**nobody, "HOME": None})
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_signal_saves_and_ends_all(number, job, tmp_path):
     process, pids = job()
     process.signal(number)
+    assert process.wait() == 75 and (tmp_path / "run/latest").exists()
+    wait_for_end_of(pids)
+
+
+# systemd and Slurm signal all processes of a job. mpirun itself would kill the ranks within two seconds.
+def test_a_signal_to_all_processes_leaves_time_for_the_save(job, tmp_path):
+    process, pids = job()
+    for pid in pids[::-1]:
+        os.kill(pid, signal.SIGTERM)
+    pending = int(re.search("ShdPnd:(.*)", Path(f"/proc/{pids[0]}/status").read_text())[1], 16)
+    assert pending >> (signal.SIGTERM - 1) & 1
     assert process.wait() == 75 and (tmp_path / "run/latest").exists()
     wait_for_end_of(pids)
 
@@ -111,10 +124,11 @@ def test_a_killed_rank_is_named_and_the_run_is_resumed(job, data, tmp_path):
     train(ENDLESS, "--resume --stop-after 2", out=tmp_path / "run", data=data)
 
 
-def test_a_killed_parent_leaves_no_process(job):
+def test_a_killed_parent_leaves_no_process_and_no_step_is_lost(job, tmp_path):
     process, pids = job()
     process.signal(signal.SIGKILL)
     wait_for_end_of(pids)
+    assert (tmp_path / "run/latest").exists()
 
 
 @pytest.mark.parametrize("text, options, env", [

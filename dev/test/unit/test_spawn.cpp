@@ -63,13 +63,15 @@ TEST_CASE("signals are passed on to all ranks, but not one that the caller ignor
     for (const auto& [sent, ignored, code] : {std::tuple(SIGTERM, false, 75),
                                               {SIGINT, false, 75},
                                               {SIGUSR1, false, 75},
+                                              {SIGUSR2, false, 75},
+                                              {SIGXCPU, false, 75},
                                               {SIGHUP, false, 76},
                                               {SIGHUP, true, 75}}) {
         const int number = sent;
         CAPTURE(number);
         const TemporaryDirectory dir;
         const auto before = signal(number, ignored ? SIG_IGN : SIG_DFL);
-        const pid_t pid = start("trap 'exit 75' TERM INT USR1; trap 'exit 76' HUP; : >" + (dir / "rank") +
+        const pid_t pid = start("trap 'exit 75' TERM INT USR1 USR2 XCPU; trap 'exit 76' HUP; : >" + (dir / "rank") +
                                 "$RANK; while :; do sleep 0.02; done");
         signal(number, before);
         for (const char* rank : {"0", "1", "2"})

@@ -13,12 +13,13 @@
 #include <utility>
 #include <vector>
 
+#include "base/signals.h"
 #include "support/temporary.h"
 
 // Waits until a signal asks it to stop, then takes `saving` seconds, and ends with status 0.
 [[noreturn]] static void stoppable_process(const std::string& said, const std::string& ready, double saving) {
     dup2(creat(said.c_str(), 0600), 2);
-    for (int number : {SIGINT, SIGTERM, SIGUSR1}) signal(number, SIG_DFL);  // nohup starts a test with ignored signals
+    for (int number : STOP_SIGNALS) signal(number, SIG_DFL);  // nohup starts a test with ignored signals
     stop_on_signals(true);
     std::vector<std::thread> threads;
     for (int i = 0; i < 3; i++)
@@ -58,4 +59,10 @@ TEST_CASE("a second signal ends the process by that signal") {
     const auto [status, said] = after(SIGUSR1, SIGTERM, 1.1, 60.0);
     CHECK((WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM));
     CHECK(said.find("\nended by a second signal: the steps since the last") != std::string::npos);
+}
+
+TEST_CASE("a limit of CPU time, which sends its signal each second, leaves time for the save") {
+    const auto [status, said] = after(SIGHUP, SIGXCPU, 1.1, 1.5);
+    CHECK(status == 0);
+    CHECK(said.find("ended by a second signal") == std::string::npos);
 }

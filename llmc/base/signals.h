@@ -1,0 +1,19 @@
+// signals.h: the signals that ask a process to stop.
+#pragma once
+#include <csignal>
+
+// Sent by a terminal (SIGINT, SIGHUP when it is closed), by launchers (SIGTERM) and by schedulers as a notice.
+constexpr int STOP_SIGNALS[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU};
+
+// Returns whether the caller ignores the signal, as nohup does with SIGHUP. The process then leaves it ignored.
+bool is_ignored(int number);
+
+// Returns whether a signal now is another request to stop than the one at the time `first`: a terminal and a launcher
+// may both pass on one Ctrl-C, and SIGXCPU comes again each second.
+bool is_second_request(int number, double first);
+
+// Ends the process by this signal. A signal handler may call it, or be it.
+void end_by_signal(int number);
+
+// Call this early in main. Process 1, as in a container, ignores signals that have no handler, so they get one.
+void handle_signals_of_process_1();
