@@ -1,5 +1,6 @@
-// sources: llmc/train/log.cpp llmc/infer/tasks.cpp llmc/text/tokenizer.cpp llmc/text/unicode.cpp llmc/base/common.cpp
-// llmc/base/files.cpp llmc/base/content.cpp llmc/base/json.cpp llmc/base/print.cpp
+// sources: llmc/train/log.cpp llmc/infer/tasks.cpp llmc/text/input.cpp llmc/text/rows.cpp llmc/text/text_reader.cpp
+// llmc/text/tokenizer.cpp llmc/text/unicode.cpp llmc/base/common.cpp llmc/base/files.cpp llmc/base/content.cpp
+// llmc/base/json.cpp llmc/base/print.cpp
 //
 // fuzz_log.cpp: reads any bytes as the log.jsonl of a run that is resumed. The kept lines must be lines of the file in
 // their order, and reading them again must keep all of them. Nothing is refused.
