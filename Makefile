@@ -139,7 +139,7 @@ $(UNITS): $(UNITS_NAMES:%=$(BUILD)/units/%.o) $(BUILD)/libllmc.a
 	$(call link)
 
 # A program that only joins the rendezvous. dev/test/ranks/test_slurm.py and test_torchrun.py start it as ranks.
-RENDEZVOUS := base/common base/files base/host base/json base/print parallel/launch parallel/rendezvous
+RENDEZVOUS := base/common base/content base/files base/host base/json base/print parallel/launch parallel/rendezvous
 $(BUILD)/rendezvous_rank: $(BUILD)/dev/test/ranks/rendezvous_rank.o $(RENDEZVOUS:%=$(BUILD)/llmc/%.o)
 	$(call link)
 
