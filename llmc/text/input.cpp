@@ -415,8 +415,7 @@ static void search_folder(FoundFiles& found, std::map<FileId, bool>& seen, const
     if (found.texts.size() + found.again.size() > before) return;
     fail(EXIT_NO_INPUT,
          "%s: holds no text file (.txt .text .md .markdown .rst .json .jsonl .jsonlines .ndjson .jl .csv .tsv, also "
-         "with "
-         ".gz .zst .xz .bz2, or .parquet)%s; name the files",
+         "with .gz .zst .xz .bz2, or .parquet)%s; name the files",
          path.c_str(), left_out.c_str());
 }
 
