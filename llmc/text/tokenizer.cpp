@@ -204,6 +204,7 @@ static const AddedToken* added_token_at(const Tokenizer& tokenizer, std::string_
 
 // Calls f(part, token) for the parts of the text, in order: text without wanted tokens (null), and each of them. As
 // Hugging Face does, it continues the search behind the token, not behind the white space that the token takes.
+// A token with lstrip is not there if the one before it has taken all of it.
 template <class F>
 static void for_each_part(const Tokenizer& tokenizer, std::string_view text, Wanted wanted, const F& f) {
     std::string first_bytes;
@@ -228,8 +229,9 @@ static void for_each_part(const Tokenizer& tokenizer, std::string_view text, Wan
             if (char_before(text.data(), text.data() + begin).type != WHITE) break;
         for (; token->rstrip && end < text.size(); end += size_t(char_at(text.data() + end, text_end).bytes))
             if (char_at(text.data() + end, text_end).type != WHITE) break;
+        if (token->lstrip) begin = std::max(begin, done);
         between(done, begin);
-        f(text.substr(begin, end - begin), token);
+        if (begin < end) f(text.substr(begin, end - begin), token);
         done = end;
     }
     between(done, text.size());

@@ -160,13 +160,15 @@ TEST_CASE("<|endoftext|> in a text is plain text, and its token decodes to that 
 // As Hugging Face's tokenizers 0.22 encodes these texts.
 TEST_CASE("added tokens stand for themselves in a prompt, the longest first, and take white space") {
     Tokenizer tokenizer = small_tokenizer();
-    const int first = tokenizer.vocab_size(), A = first, AB = first + 1, L = first + 2, R = first + 3, N = first + 4;
-    for (const char* content : {"<a>", "<a><b>", "<l>", "<r>", "new"}) tokenizer.tokens.push_back(content);
+    const int first = tokenizer.vocab_size(), A = first, AB = first + 1, L = first + 2, R = first + 3, N = first + 4,
+              W = first + 5;
+    for (const char* content : {"<a>", "<a><b>", "<l>", "<r>", "new", "\t\t"}) tokenizer.tokens.push_back(content);
     tokenizer.added.insert(tokenizer.added.end(), {{A},
                                                    {AB},
                                                    {.id = L, .lstrip = true},
                                                    {.id = R, .rstrip = true},
-                                                   {.id = N, .special = false, .normalized = true}});
+                                                   {.id = N, .special = false, .normalized = true},
+                                                   {.id = W, .lstrip = true, .rstrip = true}});
     const auto with_text = [&](std::vector<std::variant<int, const char*>> parts) {
         std::vector<int> tokens;
         for (const auto& part : parts)
@@ -183,6 +185,7 @@ TEST_CASE("added tokens stand for themselves in a prompt, the longest first, and
     CHECK(encode_added(tokenizer, "x \u00a0<l> y") == with_text({"x", L, " y"}));
     CHECK(encode_added(tokenizer, "x <r> \n y") == with_text({"x ", R, "y"}));
     CHECK(encode_added(tokenizer, "<r> <l> <l>") == with_text({R, L, L}));
+    CHECK(encode_added(tokenizer, "x \t\t\t\t y") == with_text({"x", W, "y"}));  // the first takes the second
     CHECK(encode_added(tokenizer, "new<a> renewed") == with_text({N, A, " re", N, "ed"}));
     std::map<int, int64_t> counts;
     count_special(tokenizer, "new<a> renewed<a><b>", counts);
