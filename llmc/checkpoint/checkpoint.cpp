@@ -298,8 +298,13 @@ static std::string model_folder(const std::string& given) {
     if (path_exists(given + "/config.json")) return given;
     if (const std::string main = given + "/refs/main"; path_exists(main)) {
         const std::string hash = read_file(main, 256);
-        return given + "/snapshots/" + hash.substr(0, hash.find('\n'));
+        const std::string snapshot = given + "/snapshots/" + hash.substr(0, hash.find('\n'));
+        if (path_exists(snapshot)) return snapshot;
     }
+    if (path_exists(given + "/snapshots"))
+        fail(EXIT_NO_INPUT,
+             "%s: refs/main of this folder of the Hub's cache names no snapshot; name one of %s/snapshots",
+             given.c_str(), given.c_str());
     int64_t newest = -1, step = 0;
     for (const std::string& name : list_directory(given))
         if (sscanf(name.c_str(), "checkpoint-%" SCNd64, &step) == 1 && name == format("checkpoint-%" PRId64, step))

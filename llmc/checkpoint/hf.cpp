@@ -386,9 +386,10 @@ HFConfig read_hf_config(const std::string& dir) {
     constexpr int64_t max_bytes = 1 << 20;
     if (is_llmc_model(dir)) return new_hf_config(open_llmc(dir).config);
     const std::string path = dir + "/config.json", generation = dir + "/generation_config.json";
-    if (path_exists(dir + "/adapter_config.json") && !path_exists(dir + "/model.safetensors"))
+    if (path_exists(dir + "/adapter_config.json"))
         fail(EXIT_BAD_DATA,
-             "%s: is a LoRA adapter, without the weights of its model; merge both in Python: "
+             "%s: is a LoRA adapter (adapter_config.json), which is not applied; if the weights beside it are whole, "
+             "remove that file; else merge both in Python: "
              "peft.AutoPeftModelForCausalLM.from_pretrained(\"%s\").merge_and_unload().save_pretrained(\"merged\")",
              dir.c_str(), dir.c_str());
     HFConfig config = parse_hf_config(read_file(path, max_bytes), path);

@@ -105,6 +105,8 @@ def test_what_other_programs_call_a_model_is_found(model, data, tmp_path):
     for init, env in ((cache, {}), (trainer, {}), ("org/tiny", {"HF_HOME": tmp_path / "hf"}),
                       ("org/tiny", {"HF_HUB_CACHE": tmp_path / "hf/hub"})):
         assert run(*sample, init, env=env, cwd=tmp_path).out == want
+    (cache / "refs/main").write_text("0ab2")
+    refused(66, f"names no snapshot; name one of {cache}/snapshots", *sample, cache)
     refused(66, "hf download org/tiny --local-dir tiny", *sample, "org/tiny", env={"HF_HOME": tmp_path}, cwd=tmp_path)
 
 
@@ -118,8 +120,8 @@ def test_folders_that_hold_something_else_are_refused_and_the_message_says_what_
             (model / name).write_text(content)
             refused(65, f"{name}: {says}", *sample, model)
         (model / name).write_bytes(kept)
-    (model / "model.safetensors").rename(model / "adapter_model.safetensors")
-    edit(model / "adapter_config.json", peft_type="LORA")
-    refused(65, "is a LoRA adapter, without the weights of its model; merge both", *sample, model)
-    (model / "config.json").unlink()
-    refused(65, "is a LoRA adapter, without the weights of its model; merge both", *sample, model)
+    (model / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    for removed in (None, "model.safetensors", "config.json"):
+        if removed:
+            (model / removed).unlink()
+        refused(65, "is a LoRA adapter (adapter_config.json), which is not applied; ", *sample, model)
