@@ -102,6 +102,12 @@ ThreadChoice choose_threads(int ranks) {
     return choice;
 }
 
+std::string describe_threads(int ranks) {
+    const ThreadChoice choice = choose_threads(ranks);
+    const int threads = openmp_threads();
+    return format("%d: ", threads) + (threads < choice.threads ? "OpenMP's variables" : choice.limit);
+}
+
 // Limits how long a waiting thread spins before it sleeps: 4000 turns of libgomp, 100 us on an AMD EPYC. libgomp's
 // default is 8 ms there, libomp's 200 ms. A thread that spins until a descheduled thread returns wastes its core:
 // beside one busy thread on two cores, training then takes 2 times as long as alone, and with this limit 1.5 times.

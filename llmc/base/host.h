@@ -42,6 +42,8 @@ struct ThreadChoice {
     std::string limit;
 };
 ThreadChoice choose_threads(int ranks = 1);
+// Returns the number of threads that run, and what limits it: OMP_THREAD_LIMIT and OMP_DYNAMIC may allow fewer.
+std::string describe_threads(int ranks = 1);
 
 // Binds each OpenMP thread to a core of its own if there are as many as cores that the process may use. Beside a busy
 // program the scheduler may put two of them on one core otherwise, where they wait for each other. Settings of the user

@@ -68,7 +68,7 @@ int run_plan(const Options& options, Dtype dtype, const Launch& launch) {
     std::vector<Row> time;  // measured first: a CPU's peak, of which it has more samples, is in the table
     add_time(time, dtype, o, source.config, batch, peak_flops(device_info(), dtype), done);
     std::vector<Row> rows = plan_table(dtype, o, source, batch, device_info(), available, corpus ? &*corpus : nullptr);
-    if (device_memory_is_host()) rows.push_back({"threads", format("%d: ", openmp_threads()) + choose_threads().limit});
+    if (device_memory_is_host()) rows.push_back({"threads", describe_threads()});
     const double flops = flops_per_token(source.config, T);
     rows.push_back({"work", plain_number(flops / 1e9, 4) + " GFLOP per token, " +
                                 plain_number(flops * double(batch.tokens_per_step) / 1e12, 4) + " TFLOP per step"});

@@ -549,8 +549,7 @@ static void open_log(Run& run, const Launch& launch, const DeviceInfo& device, c
                 log->warn(shard.path + " is in both --train-data and --val-data: its loss says nothing about new text");
     std::vector<Row> rows = plan_table(run.dtype, o, run.start, run.batch, device,
                                        device_bytes_free(std::max(1, launch.local_world_size)), &run.data.train);
-    if (device_memory_is_host())
-        rows.push_back({"threads", format("%d: ", openmp_threads()) + choose_threads(launch.local_world_size).limit});
+    if (device_memory_is_host()) rows.push_back({"threads", describe_threads(launch.local_world_size)});
     rows.push_back({"launcher", describe_launch(launch)});
     std::set<std::string> hosts;
     for (const json& rank : ranks) hosts.insert(rank["host"]);

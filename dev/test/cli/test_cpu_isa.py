@@ -113,6 +113,9 @@ def test_threads_and_their_cores_are_those_of_a_plain_openmp_program(settings, p
     process.wait_for_step(tmp_path, 1)
     status = [(task / "status").read_text() for task in Path(f"/proc/{process.pid}/task").iterdir()]
     assert Run(tmp_path).lines("run")[0]["threads"] == expected.total()
+    if "OMP_THREAD_LIMIT" in env:
+        printed = run(PROGRAM, "plan --model d12", env=env).out
+        assert re.search("^threads +1: OpenMP.s variables$", printed, re.MULTILINE)
     assert expected <= masks("".join(status))
 
 
