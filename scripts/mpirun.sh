@@ -5,7 +5,7 @@
 # mpirun, which gets SIGUSR1 instead, and passes that on at once. A second signal ends the ranks without a save.
 set -uo pipefail
 
-trap 'kill -USR1 $!' INT TERM HUP
+trap 'kill -USR1 $!' INT TERM HUP USR1 USR2 XCPU
 setpriv --pdeathsig USR1 env --block-signal=INT,TERM,HUP mpirun -x TRAIN_GPT2_SAVES=1 "$@" <&0 &
 wait $!
 code=$?

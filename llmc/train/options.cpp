@@ -560,7 +560,8 @@ Options parse_options(int argc, const char* const* argv) {
         return o;
     }
     if (!o.config.empty()) parser.read_text(o.config, read_file(o.config, 1 << 20), false);
-    while (o.output.size() > 1 && o.output.ends_with('/')) o.output.pop_back();  // as shells complete it
+    while (o.output.size() > 1 && (o.output.ends_with('/') || o.output.ends_with("/.")))
+        o.output.pop_back();  // as shells complete it
     ENSURE(!o.resume || !o.output.empty(), "--resume needs the --output that holds the checkpoints");
     const bool has_shape = parser.has_shape();
     if (o.resume) parser.read_saved();

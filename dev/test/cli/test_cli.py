@@ -33,7 +33,7 @@ def test_init_may_be_latest_or_best_of_a_run_or_a_file_of_weights(tmp_path, data
 
 def test_resume_takes_the_run_of_a_checkpoint(tmp_path, data):
     out = train("--steps 4 --stop-after 2", out=tmp_path / "run", data=data)
-    for slash in ("", "/", "//"):
+    for slash in ("", "/", "//", "/."):
         said = run(PROGRAM, "--resume --quiet=0 --output", f"{out}/step_000002{slash}").out
         assert f"({out}/step_000002 is a checkpoint of this run, which continues from its newest one)" in said
     assert out.latest() == "step_000004"

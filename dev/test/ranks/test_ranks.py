@@ -90,7 +90,8 @@ def test_a_signal_to_mpirun_ends_all(number, stops, start_two, tmp_path):
     assert "to end this run with a save send SIGUSR1 to mpirun, or start it with scripts/mpirun.sh" in process.output
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2,
+                                    signal.SIGXCPU, signal.SIGKILL])
 def test_the_ranks_of_mpirun_sh_save_at_a_signal(number, train_in_background, data, tmp_path):
     script = ranks(2)
     script.prefix = ["env", "--default-signal=INT,HUP", f"{ROOT}/scripts/mpirun.sh", *words(script.prefix)[1:]]
