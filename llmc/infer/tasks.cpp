@@ -22,25 +22,26 @@ static constexpr int32_t EVAL_MAGIC = 20240522;
 
 namespace {
 struct Shape {
-    const char *contexts, *continuations, *gold;
-    bool compares_differing;  // acc_mean is over the part in which the choices differ
+    const char *contexts, *continuations, *gold, *list;  // list: the key that must have one
+    bool compares_differing;                             // acc_mean is over the part in which the choices differ
 };
 }  // namespace
-static constexpr Shape shapes[] = {{"context_options", "continuation", "gold", true},
-                                   {"context", "continuation", "gold", true},
-                                   {"query", "choices", "gold", true},
-                                   {"ctx", "endings", "label", false}};
+static constexpr Shape shapes[] = {{"context_options", "continuation", "gold", "context_options", true},
+                                   {"context", "continuation", "gold", "", true},
+                                   {"query", "choices", "gold", "choices", true},
+                                   {"ctx", "endings", "label", "endings", false}};
 
 static void check(bool fine, const std::string& where, const std::string& what) {
     if (!fine) fail(EXIT_BAD_DATA, "%s: %s", where.c_str(), what.c_str());
 }
 
-static std::vector<std::string> texts_of(const json& row, const char* key, const std::string& where) {
+static std::vector<std::string> texts_of(const json& row, const char* key, const char* list, const std::string& where) {
     const json& value = row[key];
-    if (value.is_string()) return {value.get<std::string>()};
+    const bool may_be_text = std::string_view(key) != list;
+    if (value.is_string() && may_be_text) return {value.get<std::string>()};
     const bool is_list = value.is_array() && value.size() >= 2;
     check(is_list && std::all_of(value.begin(), value.end(), [](const json& text) { return text.is_string(); }), where,
-          format("\"%s\" must be a text, or a list of two texts or more", key));
+          format("\"%s\" must be %sa list of two texts or more", key, may_be_text ? "a text, or " : ""));
     return value.get<std::vector<std::string>>();
 }
 
@@ -112,8 +113,8 @@ static TaskRow read_row(const json& row, Encoder& encoder, const std::string& wh
     check(shape != std::end(shapes), where,
           "a row needs the keys context and continuation; query, choices and gold; ctx, endings and label; or "
           "context_options, continuation and gold");
-    const auto contexts = texts_of(row, shape->contexts, where),
-               continuations = texts_of(row, shape->continuations, where);
+    const auto contexts = texts_of(row, shape->contexts, shape->list, where),
+               continuations = texts_of(row, shape->continuations, shape->list, where);
     check(contexts.size() == 1 || continuations.size() == 1, where, "has lists of contexts and of continuations");
     const json delimiter = row.value("delimiter", json(" ")), gold = row.value(shape->gold, json());
     check(delimiter.is_string(), where, "\"delimiter\" must be a text");

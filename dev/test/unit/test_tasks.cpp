@@ -143,8 +143,10 @@ TEST_CASE("bad rows are refused with file, line and reason") {
         {"\n" + good + "[1]\n", "jsonl:3: is JSON, but not an object"},
         {good + R"({"query": "q"})", "jsonl:2: a row needs the keys context and continuation; query, choices"},
         {good + R"({"query": "q", "choices": ["a"], "gold": 0})",
-         "jsonl:2: \"choices\" must be a text, or a list of two"},
-        {R"({"query": "q", "choices": ["a", 1], "gold": 0})", "jsonl:1: \"choices\" must be a text"},
+         "jsonl:2: \"choices\" must be a list of two texts or more"},
+        {R"({"query": "q", "choices": ["a", 1], "gold": 0})", "jsonl:1: \"choices\" must be a list"},
+        {R"({"ctx": "q", "endings": "[\"a\", \"b\"]", "label": 0})", "jsonl:1: \"endings\" must be a list"},
+        {R"({"context_options": "q", "continuation": "a", "gold": 0})", "jsonl:1: \"context_options\" must be a list"},
         {R"({"query": 5, "choices": ["a", "b"], "gold": 0})", "jsonl:1: \"query\" must be a text"},
         {R"({"query": "q", "choices": ["a", "b"], "gold": 2})",
          "jsonl:1: \"gold\" is 2, and must be the number of a "
