@@ -38,6 +38,8 @@ def print_rows(file, columns):
     for column in columns:
         if column not in names:
             fail(BAD_DATA, f'there is no column "{column}" (--text-key); columns: {", ".join(names)}')
+        if names.count(column) > 1:
+            fail(BAD_DATA, f'there are {names.count(column)} columns "{column}"; give them different names')
     for batch in file.iter_batches(batch_size=64, columns=columns or None):
         for row in batch.to_pylist():
             sys.stdout.buffer.write((json.dumps(row, ensure_ascii=False, default=decoded) + "\n").encode())

@@ -331,8 +331,13 @@ static TextFile inspect(const std::string& path, Wanted wanted, const std::strin
     file.refused = why_refused(file, start);
     if (!file.refused.empty()) return file;
     if (!file.unpacker) file.text_bytes = file.size;
-    if (const char delimiter = delimiter_of(file.format))
+    if (const char delimiter = delimiter_of(file.format)) {
         file.columns = fields_of(text.substr(0, record_end(text, 0, delimiter)), delimiter, path + ":1");
+        const auto named = std::count(file.columns.begin(), file.columns.end(), text_key);
+        if (wanted == Wanted::documents && named > 1)
+            fail(EXIT_BAD_DATA, "%s:1: names %d columns \"%s\"; give them different names", path.c_str(), int(named),
+                 printable(text_key).c_str());
+    }
     if (file.format == Format::text || !file.columns.empty()) file.odd_byte = odd_byte;
     file.may_have_text = first_has_text(file, text, text_key);
     return file;

@@ -85,6 +85,7 @@ TEST_CASE("inputs that are empty or not text are refused, and JSONL that is brok
         {"a.json", "[\n{\"text\": \"x\n\"}]", "a.json:2: is not valid JSON"},
         {"a.csv", "id,body\n1,x\n", "a.csv:2: has no text under the key \"text\" (--text-key): there is no such key"},
         {"a.csv", "id,text\n1,x\n2,x,y\n", "a.csv:3: has 3 fields, and the first line has 2"},
+        {"a.csv", "text,id,text\nx,1,y\n", "a.csv:1: names 2 columns \"text\"; give them different names"},
         {"a.tsv", "text\n\"x\n", "a.tsv:2: the quotes of a field have no end"},
         {"a.jsonl", R"({"text": "x", "a": )" + nested(100) + "}", "more than 100 lists and objects inside each other"},
     };
