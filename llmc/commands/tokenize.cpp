@@ -273,7 +273,7 @@ static void print_summary(const Options& o, const Batches& batches, const Tokeni
 int run_tokenize(const Options& o, const Launch& launch) {
     check_one_process(o, launch);
     check_options(o);
-    CorpusRules rules{o.split, o.text_key, o.skip_bad_lines, o.val_fraction};
+    CorpusRules rules{o.split, o.text_key, o.skip_bad_lines, true, o.val_fraction};
     const int threads = choose_threads().threads;
     check_threads(threads);
     FoundFiles found = find_text_files(o.inputs, o.text_key);

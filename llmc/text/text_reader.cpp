@@ -262,7 +262,8 @@ static bool read_row(std::string& text, Chunk& chunk, const Document& document, 
     text = text_of_row(chunk, document, rules.text_key);
     return true;
 } catch (const Error& error) {
-    if (!rules.skip_bad_lines) fail(error.exit_code, "%s; --skip-bad-lines skips such lines", error.what());
+    if (!rules.skip_bad_lines)
+        fail(error.exit_code, "%s%s", error.what(), rules.may_skip ? "; --skip-bad-lines skips such lines" : "");
     if (chunk.bad_lines++ == 0) chunk.first_bad = error.what();
     return false;
 }

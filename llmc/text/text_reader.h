@@ -29,6 +29,7 @@ struct CorpusRules {
     std::string split = "none";
     std::string text_key = "text";
     bool skip_bad_lines = false;  // not of text files
+    bool may_skip = false;        // whether the command has --skip-bad-lines
     double val_fraction = 0.0;    // 0 to 0.5
     // The last position at which a text may be cut into chunks; 0: there is none.
     std::function<size_t(std::string_view)> cut = [](std::string_view text) { return last_safe_cut(text); };

@@ -98,6 +98,9 @@ def test_tasks_and_texts_are_read_in_every_form(trained, tasks, tmp_path):
         assert abs(float(re.search(r": ([0-9.]+) bits per byte", out)[1]) - loss / 23 / math.log(2)) < 1e-5
         assert out.endswith(" of 2 documents\n")
     (tmp_path / "b.tar").write_bytes(b"a".ljust(257, b"\0") + b"ustar")
+    said = refused(65, "a:1: has no text under the key \"no\"", PROGRAM, "eval --init", trained.folder, "--text-key no",
+                   "--text", tmp_path / "a").err
+    assert said.endswith("there is no such key; keys with text: body\n")  # no word of tokenize's --skip-bad-lines
     refused(65, "b.tar: is a tar archive, not text; unpack it with tar -xf", PROGRAM, "eval --init", trained.folder,
             "--text", tmp_path / "b.tar")
 
