@@ -382,6 +382,10 @@ struct StepBench {
         time("cross_entropy_shard_backward", [&] {
             ops::cross_entropy_shard_backward(acts.logits, lse.data, targets, rows, shard, Vp / 2, 1e-3f, nullptr);
         });
+        // The gradients of a step: those of cross entropy, after it has become the shard's and 1e-3 of anything.
+        ops::matmul_forward(acts.logits, no_gelu, nullptr, acts.lnf, model.matrix(wte), no_bias, no_residual, rows, C,
+                            Vp, nullptr);
+        ops::cross_entropy(acts.logits, acts.losses, targets, rows, config.V, Vp, 1.0f / float(N), nullptr);
         time("head backward", [&] {
             ops::matmul_backward(acts.dtmp, nullptr, model.g(wte), nullptr, acts.logits, acts.lnf, model.matrix(wte),
                                  no_pre_gelu, rows, C, Vp, chunks > 1, nullptr);
@@ -395,9 +399,13 @@ struct StepBench {
         time(choice.muon() ? "muon, all buckets" : "adamw, all buckets", [&] { optimizer.step(1e-6f, 2); });
         if (choice.muon())
             time("muon, all matrices", [&] {
-                for (int l = 0; l < config.L; l++)
-                    for (const MuonMatrix& m : optimizer.muon->matrices)
-                        optimizer.muon->newton_schulz(m.all_rows, m.all_cols, nullptr);
+                const int at_once = optimizer.muon->stacks.layers_at_once;
+                for (int l = 0; l < config.L; l += at_once) {
+                    std::vector<float*> buckets;
+                    for (int b = l + 1; b <= std::min(l + at_once, config.L); b++)
+                        buckets.push_back(model.grads.bucket(b));
+                    optimizer.muon->orthogonalize(buckets, l, nullptr);
+                }
             });
     }
 };

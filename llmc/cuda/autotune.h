@@ -56,13 +56,15 @@ struct Fastest {
 
 // Times `count` candidates; run(i) queues candidate i, and returns false if it cannot run. Before that it runs the
 // first one for warm_ms, because an idle GPU has a low clock, at which the first would seem slow. Each candidate is run
-// twice, first to load its kernels. Those within a tenth of the best are run again. A candidate replaces an earlier one
-// only if it is clearly faster, so that noise does not choose. After max_ms of work the remaining candidates are not
-// tried. Returns nothing if none can run.
+// twice, first to load its kernels. Several within a tenth of the best are then timed in rows, after load_ms of work:
+// in a training step the power limit lowers the clock, which favours others than a single call on a cool GPU does. A
+// candidate replaces an earlier one only if it is clearly faster, so that noise does not choose. After max_ms of work
+// the remaining candidates are not tried. Returns nothing if none can run.
 template <class Run>
 std::optional<Fastest> fastest(Stream stream, size_t count, const Run& run) {
     constexpr float warm_ms = 10.0f, max_ms = 120.0f, near_ratio = 1.1f, faster_ratio = 0.98f;
-    constexpr int more_runs = 4, max_warm_runs = 100;
+    constexpr float load_ms = 200.0f, row_ms = 10.0f;
+    constexpr int rows = 4, max_warm_runs = 100;
     const Timer timer;
     const auto ms_of = [&](size_t i) { return measure_ms(timer, stream, [&] { return run(i); }); };
     float warmed = 0.0f;
@@ -74,14 +76,30 @@ std::optional<Fastest> fastest(Stream stream, size_t count, const Run& run) {
         ms[i] = ms_of(i);
         spent += 2 * ms[i];
     }
-    const float least = count ? *std::min_element(ms.begin(), ms.end()) : INFINITY;
-    std::optional<Fastest> best;
-    for (size_t i = 0; i < count; i++) {
-        if (std::isinf(ms[i])) continue;
-        for (int n = 0; n < more_runs && ms[i] <= near_ratio * least; n++) ms[i] = std::min(ms[i], ms_of(i));
-        if (!best) best = {i, ms[i], ms[i]};
-        if (ms[i] < faster_ratio * best->ms) best = {i, ms[i], best->first_ms};
+    const float limit = near_ratio * (count ? *std::min_element(ms.begin(), ms.end()) : INFINITY);
+    // The mean time of candidate i in a row of about `wanted` ms.
+    const auto ms_in_row = [&](size_t i, float wanted) {
+        const int calls = std::max(1, int(wanted / ms[i]));
+        const auto row = [&] {
+            for (int n = 0; n < calls; n++) run(i);
+            return true;
+        };
+        return measure_ms(timer, stream, row) / float(calls);
+    };
+    std::vector<size_t> near;
+    for (size_t i = 0; i < count; i++)
+        if (ms[i] <= limit && !std::isinf(ms[i])) near.push_back(i);
+    if (near.size() > 1) {
+        ms_in_row(near[0], load_ms);
+        std::vector<float> loaded(count, INFINITY);
+        for (int row = 0; row < rows; row++)
+            for (const size_t i : near) loaded[i] = std::min(loaded[i], ms_in_row(i, row_ms));
+        for (const size_t i : near) ms[i] = loaded[i];
     }
+    std::optional<Fastest> best;
+    for (const size_t i : near)  // the others were not timed under load, and are slower
+        if (!best || ms[i] < faster_ratio * best->ms) best = {i, ms[i], 0.0f};
+    if (best) best->first_ms = *std::find_if_not(ms.begin(), ms.end(), [](float t) { return std::isinf(t); });
     return best;
 }
 
