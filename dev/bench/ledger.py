@@ -178,6 +178,8 @@ class Launch:
 # ---- the launches of a step
 
 ITERATIONS = int(in_source("llmc/train/muon.h", r"ITERATIONS = (\d+)")[0])  # of Newton-Schulz
+STACK_MATRICES = int(in_source("llmc/ops/ops.h", r"MOST = (\d+)")[0])
+STACK_ELEMENTS = int(in_source("llmc/train/muon.cpp", r"enough = (\d+) << 20")[0]) << 20
 
 
 @dataclass
@@ -358,28 +360,27 @@ def backward(s, gpu):
 
 
 def newton_schulz(s, operation):
-    """X's shorter side is C. A = X X^T; A = X^T X of a tall X is computed as a weight's gradient, in float, and in bf16
-    rounded by a pass. The copies are those of an X into memory of its own and of its result back."""
+    """Each call has a stack of matrices of one shape, whose shorter side is C. The extra bytes are those of the
+    results, which go back to the memory of the matrices."""
     C, element = s.C, s.element
 
     def launch(kernels, calls, moved, **more):
         return Launch("update", operation, kernels, "Newton-Schulz", calls, moved, begins=False, **more)
 
-    def matmul(kernels, calls, moved, m, n, k, **more):
-        return launch(kernels, calls, moved, flop=2 * m * n * k, precision=s.dtype, shape=(m, n, k), **more)
-    for name, matrices, rows, columns in (("qkv, attproj", 4, C, C), ("fc", 1, 4 * C, C), ("fcproj", 1, C, 4 * C)):
-        size, square, calls, tall = rows * columns, element * C * C, s.L * matrices, rows > columns
-        copies, widened = (8 + 2 * element) * size, (4 - element) * C * C * tall
-        yield launch(f"{name}: copies, squares, muon_normalize", calls, (8 + element) * size + copies,
-                     launches=5, extra=copies)
+    def matmul(kernels, calls, moved, m, n, k):
+        return launch(kernels, calls, moved, flop=2 * m * n * k, precision=s.dtype, shape=(m, n, k))
+    for name, matrices, columns in (("qkv, attproj", 4 * s.L, C), ("fc, fcproj", 2 * s.L, 4 * C)):
+        size, square = C * columns, element * C * C
+        calls = math.ceil(matrices / min(STACK_MATRICES, max(1, STACK_ELEMENTS // size)))
+        stack = matrices / calls
+        results = stack * 2 * element * size
+        yield launch(f"{name}: muon_stack, muon_unstack", calls, stack * (8 + element) * size + results, launches=3,
+                     extra=results)
         calls *= ITERATIONS
-        yield matmul(f"{name}: X X^T", calls, element * size + square + widened, C, C, size // C, may_split=tall,
-                     extra=widened)
-        if widened:
-            yield launch(f"{name}: round_gradients", calls, 4 * C * C + square, extra=4 * C * C + square)
-        yield matmul(f"{name}: A^2", calls, 2 * square, C, C, C)
-        yield launch(f"{name}: muon_polynomial", calls, 3 * square)
-        yield matmul(f"{name}: polynomial X", calls, 2 * element * size + square, rows, columns, C)
+        yield matmul(f"{name}: X X^T", calls, stack * (element * size + square), C, stack * C, columns)
+        yield matmul(f"{name}: A^2", calls, stack * 2 * square, C, stack * C, C)
+        yield launch(f"{name}: muon_polynomial", calls, stack * 3 * square)
+        yield matmul(f"{name}: polynomial X", calls, stack * (2 * element * size + square), C, stack * columns, C)
 
 
 def update(s):

@@ -33,8 +33,10 @@ constexpr int num_algorithms = int(std::size(algorithms));
 
 bool is_fp8(cudaDataType_t type) { return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2; }
 size_t size_of(cudaDataType_t type) { return type == CUDA_R_32F ? 4 : is_fp8(type) ? 1 : 2; }
+// Bytes from the begin of one matrix of a batch to that of the next.
+size_t batch_step(const cublasLtMatrixLayoutOpaque_t& l) { return size_t(l.batch_offset) * size_of(l.type); }
 size_t extent(const cublasLtMatrixLayoutOpaque_t& l) {
-    return (size_t(l.ld) * (l.cols - 1) + l.rows) * size_of(l.type);
+    return size_t(l.batch - 1) * batch_step(l) + (size_t(l.ld) * (l.cols - 1) + l.rows) * size_of(l.type);
 }
 
 bool adds_bias(uint32_t epilogue) { return epilogue & 4; }
@@ -88,9 +90,13 @@ const char* layout_bug(const cublasLtMatmulDescOpaque_t& desc, const cublasLtMat
     if (int64_t(desc.transb ? b.rows : b.cols) != s.n) return "B and D have different numbers of columns";
     if (int64_t(desc.transb ? b.cols : b.rows) != s.k) return "the rows of B are not as many as the columns of A";
     if (c.rows != d.rows || c.cols != d.cols || c.ld != d.ld) return "C and D have different layouts";
+    if (a.batch < 1 || a.batch != b.batch || a.batch != c.batch || a.batch != d.batch)
+        return "the layouts have different numbers of matrices";
+    if (d.batch > 1 && desc.epilogue != CUBLASLT_EPILOGUE_DEFAULT) return "a batch with an epilogue";
+    if (d.batch > 1 && size_t(d.batch_offset) < size_t(d.ld) * d.cols) return "the results of a batch overlap";
     for (const auto* l : {&a, &b, &d}) {
         if (l->ld < int64_t(l->rows)) return "a leading dimension is less than a column";
-        if (size_t(l->ld) * size_of(l->type) % 16)
+        if (size_t(l->ld) * size_of(l->type) % 16 || (l->batch > 1 && batch_step(*l) % 16))
             return "columns are not aligned to 16 bytes, so the library would not use tensor cores";
     }
     if (!has_aux(desc.epilogue) && (desc.aux || desc.aux_ld)) return "a matrix for an epilogue that has none";
@@ -156,9 +162,9 @@ float gelu_derivative(float x, cudaDataType_t type) {
     return 0.5f * (1 + t) + (bend == 0 ? 0 : 0.5f * x * bend * 0.7978845608f * (1 + 3 * 0.044715f * x * x));
 }
 
-void apply_epilogue(const MatmulCall& p, int64_t i, int64_t j, float value) {
+void apply_epilogue(const MatmulCall& p, int64_t number, int64_t i, int64_t j, float value) {
     const cudaDataType_t type = p.d_layout.type;
-    const int64_t at = j * p.d_layout.ld + i, aux_at = j * p.desc.aux_ld + i;
+    const int64_t at = number * p.d_layout.batch_offset + j * p.d_layout.ld + i, aux_at = j * p.desc.aux_ld + i;
     char* aux = static_cast<char*>(p.desc.aux);
     if (p.beta != 0) value += p.beta * element(p.c, type, at);
     if (adds_bias(p.desc.epilogue)) value += element(static_cast<const char*>(p.desc.bias), type, i);
@@ -170,13 +176,16 @@ void apply_epilogue(const MatmulCall& p, int64_t i, int64_t j, float value) {
     set_element(p.d, type, at, value);
 }
 
-void compute(MatmulCall& p) {
+// number: of the matmul in its batch.
+void compute_one(MatmulCall& p, int64_t number) {
     const auto [m, n, k] = p.sizes;
     const bool fp8 = is_fp8(p.a_layout.type);
     const float scale = fp8 ? *static_cast<float*>(p.desc.a_scale) * *static_cast<float*>(p.desc.b_scale) : 1.0f;
     const int64_t a_ld = p.a_layout.ld, b_ld = p.b_layout.ld, step = (k + p.splits - 1) / p.splits;
-    widen(p.wide_a, p.a, p.a_layout.type, k, m, p.desc.transa ? 1 : a_ld, p.desc.transa ? a_ld : 1);
-    widen(p.wide_b, p.b, p.b_layout.type, n, k, p.desc.transb ? 1 : b_ld, p.desc.transb ? b_ld : 1);
+    widen(p.wide_a, p.a + size_t(number) * batch_step(p.a_layout), p.a_layout.type, k, m, p.desc.transa ? 1 : a_ld,
+          p.desc.transa ? a_ld : 1);
+    widen(p.wide_b, p.b + size_t(number) * batch_step(p.b_layout), p.b_layout.type, n, k, p.desc.transb ? 1 : b_ld,
+          p.desc.transb ? b_ld : 1);
     for (int64_t j = 0; j < n; j++) {
         std::fill(p.sums.begin(), p.sums.end(), 0.0f);
         for (int64_t begin = 0; begin < k; begin += step) {
@@ -189,12 +198,16 @@ void compute(MatmulCall& p) {
             }
             for (int64_t i = 0; i < m; i++) p.sums[size_t(i)] += p.split_sums[size_t(i)];
         }
-        for (int64_t i = 0; i < m; i++) apply_epilogue(p, i, j, p.alpha * scale * p.sums[size_t(i)]);
+        for (int64_t i = 0; i < m; i++) apply_epilogue(p, number, i, j, p.alpha * scale * p.sums[size_t(i)]);
         if (!sums_columns(p.desc.epilogue)) continue;
         float sum = 0.0f;
         for (int64_t l = 0; l < k; l++) sum += p.wide_b[size_t(j * k + l)];
         set_element(static_cast<char*>(p.desc.bias), p.d_layout.type, j, sum);
     }
+}
+
+void compute(MatmulCall& p) {
+    for (int32_t number = 0; number < p.d_layout.batch; number++) compute_one(p, number);
     // Code that relied on the contents of the workspace reads NaN.
     simt::fill(p.workspace, simt::uninitialized, p.workspace_bytes);
 }
@@ -330,8 +343,15 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasL
 
 cublasStatus_t cublasLtMatrixLayoutInit(cublasLtMatrixLayout_t layout, cudaDataType_t type, uint64_t rows,
                                         uint64_t cols, int64_t ld) {
-    *layout = {type, rows, cols, ld};
+    *layout = {type, rows, cols, ld, 1, 0};
     return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
+                                                cublasLtMatrixLayoutAttribute_t attribute, const void* value,
+                                                size_t bytes) {
+    if (attribute == CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT) return set(layout->batch, value, bytes);
+    return set(layout->batch_offset, value, bytes);
 }
 
 cublasStatus_t cublasLtMatmulPreferenceInit(cublasLtMatmulPreference_t preference) {

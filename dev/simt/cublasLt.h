@@ -48,6 +48,10 @@ enum cublasLtReductionScheme_t {
     CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE = 2,
     CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE = 4,
 };
+enum cublasLtMatrixLayoutAttribute_t {
+    CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT = 5,
+    CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET = 6
+};
 enum cublasLtMatmulAlgoCapAttributes_t { CUBLASLT_ALGO_CAP_SPLITK_SUPPORT = 0 };
 enum cublasLtMatmulAlgoConfigAttributes_t {
     CUBLASLT_ALGO_CONFIG_SPLITK_NUM = 2,
@@ -71,6 +75,8 @@ struct cublasLtMatrixLayoutOpaque_t {
     cudaDataType_t type;
     uint64_t rows, cols;
     int64_t ld;
+    int32_t batch;
+    int64_t batch_offset;
 };
 struct cublasLtMatmulPreferenceOpaque_t {
     uint64_t workspace_bytes;
@@ -101,6 +107,9 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasL
                                               const void* value, size_t bytes);
 cublasStatus_t cublasLtMatrixLayoutInit(cublasLtMatrixLayout_t layout, cudaDataType_t type, uint64_t rows,
                                         uint64_t cols, int64_t ld);
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
+                                                cublasLtMatrixLayoutAttribute_t attribute, const void* value,
+                                                size_t bytes);
 cublasStatus_t cublasLtMatmulPreferenceInit(cublasLtMatmulPreference_t preference);
 cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
                                                     cublasLtMatmulPreferenceAttributes_t attribute, const void* value,

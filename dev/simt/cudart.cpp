@@ -216,8 +216,10 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
     return cudaSuccess;
 }
 
-cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
-    *value = MULTIPROCESSORS;
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+    *value = attribute == cudaDevAttrMultiProcessorCount ? MULTIPROCESSORS
+             : attribute == cudaDevAttrMemoryClockRate   ? 2'619'000
+                                                         : 5120;
     return completed();
 }
 

@@ -138,7 +138,7 @@ template <class floatX>
 int64_t muon_scratch_bytes(int C) {
     int64_t bytes = 0;
     for (const auto& [IC, OC] : {std::pair(C, C), {C, 4 * C}, {4 * C, C}})
-        bytes = std::max(bytes, matmul_scratch_bytes<floatX>(4 * C, IC, OC));
+        bytes = std::max(bytes, matmul_scratch_bytes<floatX>(C, IC, OC));
     return bytes;
 }
 
@@ -195,11 +195,27 @@ void matmul_backward(floatX* dinp, float* amax, float* dweight, float* dbias, co
     if (dinp) raise_amax(amax, dinp, int64_t(N) * IC);
 }
 
+template <class floatX>
+void matmul_batch(floatX* out, const floatX* left, const floatX* right, bool transposed, int count, int N, int IC,
+                  int OC, Stream stream) {
+    for (int64_t i = 0; i < count; i++) {
+        floatX* const product = out + i * N * OC;
+        const floatX* const factor = left + i * N * IC;
+        const Weight<floatX> weight = {right + i * IC * OC, nullptr};
+        if (transposed)
+            matmul_forward<floatX>(product, nullptr, nullptr, factor, weight, nullptr, nullptr, N, IC, OC, stream);
+        else
+            matmul_backward<floatX>(product, nullptr, nullptr, nullptr, factor, nullptr, weight, nullptr, N, OC, IC,
+                                    false, stream);
+    }
+}
+
 INSTANTIATE(scratch_bytes);
 INSTANTIATE(muon_scratch_bytes);
 INSTANTIATE(packed_bytes);
 INSTANTIATE(pack_weight);
 INSTANTIATE(matmul_forward);
 INSTANTIATE(matmul_backward);
+INSTANTIATE(matmul_batch);
 
 }  // namespace cpu

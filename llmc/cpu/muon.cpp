@@ -19,20 +19,45 @@ void cpu::muon_momentum(float* out, float* m, float* v, const float* grad, const
     }
 }
 
-template <class floatX>
-void cpu::muon_normalize(floatX* out, const float* inp, const float* squares, int64_t count, Stream) {
-    const float scale = 1.0f / (std::sqrt(*squares) + 1e-7f);
-#pragma omp parallel for simd schedule(static)
-    for (int64_t i = 0; i < count; i++) out[i] = floatX(inp[i] * scale);
+// out = inp (rows, cols) times scale, or its transpose, in blocks that the L1 cache holds.
+template <class Out, class In>
+static void copy_scaled(Out* out, const In* inp, int rows, int cols, bool transposed, float scale) {
+    constexpr int BLOCK = 32;
+#pragma omp parallel for schedule(static)
+    for (int begin = 0; begin < rows; begin += BLOCK)
+        for (int from = 0; from < cols; from += BLOCK)
+            for (int r = begin; r < std::min(rows, begin + BLOCK); r++)
+                for (int c = from; c < std::min(cols, from + BLOCK); c++)
+                    out[transposed ? int64_t(c) * rows + r : int64_t(r) * cols + c] =
+                        Out(float(inp[int64_t(r) * cols + c]) * scale);
 }
 
 template <class floatX>
-void cpu::muon_polynomial(floatX* out, const floatX* matrix, const floatX* square, int n, float a, float b, float c,
-                          Stream) {
+void cpu::muon_stack(floatX* stack, const MuonBatch& batch, Stream stream) {
+    const int64_t size = int64_t(batch.rows) * batch.cols;
+    for (int i = 0; i < batch.count; i++) {
+        float squares;
+        sum_of_squares(&squares, batch.matrices[i], size, stream);
+        copy_scaled(stack + i * size, batch.matrices[i], batch.rows_of(i), batch.cols_of(i), batch.transposed[i],
+                    1.0f / (std::sqrt(squares) + 1e-7f));
+    }
+}
+
+template <class floatX>
+void cpu::muon_unstack(const MuonBatch& batch, const floatX* stack, Stream) {
+    const int64_t size = int64_t(batch.rows) * batch.cols;
+    for (int i = 0; i < batch.count; i++)
+        copy_scaled(reinterpret_cast<floatX*>(batch.matrices[i]), stack + i * size, batch.rows, batch.cols,
+                    batch.transposed[i], 1.0f);
+}
+
+template <class floatX>
+void cpu::muon_polynomial(floatX* out, const floatX* matrices, const floatX* squares, int count, int n, float a,
+                          float b, float c, Stream) {
 #pragma omp parallel for schedule(static)
-    for (int64_t row = 0; row < n; row++) {
+    for (int64_t row = 0; row < int64_t(count) * n; row++) {
         for (int64_t i = row * n; i < (row + 1) * n; i++)
-            out[i] = floatX(b * float(matrix[i]) + c * float(square[i]) + (i == row * (n + 1) ? a : 0.0f));
+            out[i] = floatX(b * float(matrices[i]) + c * float(squares[i]) + (i == row * n + row % n ? a : 0.0f));
     }
 }
 
@@ -55,6 +80,7 @@ void cpu::muon_update(floatX* weight, float* master, const floatX* direction, co
     }
 }
 
-INSTANTIATE(cpu::muon_normalize);
+INSTANTIATE(cpu::muon_stack);
+INSTANTIATE(cpu::muon_unstack);
 INSTANTIATE(cpu::muon_polynomial);
 INSTANTIATE(cpu::muon_update);

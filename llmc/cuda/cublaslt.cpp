@@ -176,10 +176,17 @@ Types types_of(const Shape& shape) {
     return {CUDA_R_8F_E4M3, shape.kind == Kind::forward ? CUDA_R_8F_E4M3 : CUDA_R_8F_E5M2, out};
 }
 
+// distance: elements from the begin of a matrix to that of the next.
+void set_batch(cublasLtMatrixLayoutOpaque_t& layout, int32_t count, int64_t distance) {
+    CUBLAS_CHECK(cublasLtMatrixLayoutSetAttribute(&layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof(count)));
+    CUBLAS_CHECK(cublasLtMatrixLayoutSetAttribute(&layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &distance,
+                                                  sizeof(distance)));
+}
+
 // A plan with its descriptors, but without an algorithm.
 template <class floatX>
 Plan describe(const Call<floatX>& call, const Route& route) {
-    const auto& [kind, epilogue, operands, m, n, k, adds_residual, alignment] = call.shape;
+    const auto& [kind, epilogue, operands, m, n, k, adds_residual, alignment, batch] = call.shape;
     const bool fp8 = operands == Operands::fp8;
     const bool transa = fp8 || kind == Kind::forward, transb = !fp8 && kind == Kind::weight_gradient;
     const Types types = types_of(call.shape);
@@ -194,17 +201,21 @@ Plan describe(const Call<floatX>& call, const Route& route) {
     if (fp8 && call.bias) set<int32_t>(plan, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, CUDA_R_16BF);
     set_pointers(plan, call);
     const int a_rows = transa ? k : m, a_cols = transa ? m : k, b_rows = transb ? n : k, b_cols = transb ? k : n;
-    CUBLAS_CHECK(cublasLtMatrixLayoutInit(&plan.a, types.a, uint64_t(a_rows), uint64_t(a_cols), a_rows));
-    CUBLAS_CHECK(cublasLtMatrixLayoutInit(&plan.b, types.b, uint64_t(b_rows), uint64_t(b_cols), b_rows));
-    CUBLAS_CHECK(cublasLtMatrixLayoutInit(&plan.d, types.out, uint64_t(m), uint64_t(n), m));
+    const auto init = [&](cublasLtMatrixLayoutOpaque_t& layout, cudaDataType_t type, int rows, int cols) {
+        CUBLAS_CHECK(cublasLtMatrixLayoutInit(&layout, type, uint64_t(rows), uint64_t(cols), rows));
+        if (batch > 0) set_batch(layout, batch, int64_t(rows) * cols);
+    };
+    init(plan.a, types.a, a_rows, a_cols);
+    init(plan.b, types.b, b_rows, b_cols);
+    init(plan.d, types.out, m, n);
     return plan;
 }
 
 // A sum may be computed in parts only if its length is a multiple of a tile's: 64 products in bf16, 128 in FP8. With
 // other lengths cuBLASLt 13.1 gave wrong results on an H200, for some numbers of parts from 2 to 32: with 257, 1032,
 // 4097, 4100 and 5000 products, and with 4097 also for parts that its heuristic proposed. Sums of 1024, 4096 and 65,536
-// products were right for all numbers of parts.
-bool may_split(const Shape& shape) { return shape.k % 128 == 0; }
+// products were right for all numbers of parts. A batch has tiles enough without parts.
+bool may_split(const Shape& shape) { return shape.k % 128 == 0 && shape.batch == 0; }
 
 // Ways to add split-K partial sums. They are added in float, so two are allowed only where the result is float.
 std::vector<uint32_t> reduction_schemes(const Shape& shape) {
@@ -244,6 +255,31 @@ std::vector<Plan> heuristic_plans(const Plan& described, const Shape& shape, int
         plan.workspace_bytes = int64_t(result.workspaceSize);
         plans.push_back(plan);
     }
+    return plans;
+}
+
+// The plan with this algorithm, if the library accepts it for the shape.
+std::optional<Plan> with_algorithm(Plan plan, const Shape& shape, const cublasLtMatmulAlgo_t& algo) {
+    cublasLtMatmulHeuristicResult_t checked;
+    const cublasStatus_t status =
+        cublasLtMatmulAlgoCheck(handle(), &plan.desc, &plan.a, &plan.b, &plan.d, &plan.d, &algo, &checked);
+    if (status != CUBLAS_STATUS_SUCCESS || int64_t(checked.workspaceSize) > workspace_limit(shape)) return {};
+    plan.algo = algo;
+    plan.workspace_bytes = int64_t(checked.workspaceSize);
+    return plan;
+}
+
+// The heuristic's plans for a call. Batches of any size have the algorithms that it proposes for one size, so that the
+// bits of a matrix do not depend on how many are in its batch: ranks divide them.
+template <class floatX>
+std::vector<Plan> proposed_plans(Call<floatX> call, const Route& route, int max_plans) {
+    constexpr int size = 16;
+    const Plan described = describe(call, route);
+    if (call.shape.batch == 0) return heuristic_plans(described, call.shape, max_plans);
+    call.shape.batch = size;
+    std::vector<Plan> plans;
+    for (const Plan& plan : heuristic_plans(describe(call, route), call.shape, max_plans))
+        if (const auto own = with_algorithm(described, call.shape, plan.algo)) plans.push_back(*own);
     return plans;
 }
 
@@ -295,15 +331,28 @@ bool try_run(Plan& plan, const Call<floatX>& call, Stream stream) {
 
 // ---- Splitting the sum of a weight's gradient
 
+// The peak of bf16 matmuls divided by that of the memory, which transfers twice per clock. Of a GPU without a data
+// sheet the H100's.
+double flops_per_byte() {
+    static const double ratio = [] {
+        int device = 0, kilohertz = 0, bits = 0;
+        CUDA_CHECK(cudaGetDevice(&device));
+        CUDA_CHECK(cudaDeviceGetAttribute(&kilohertz, cudaDevAttrMemoryClockRate, device));
+        CUDA_CHECK(cudaDeviceGetAttribute(&bits, cudaDevAttrGlobalMemoryBusWidth, device));
+        const double flops = device_info().peak_flops_bf16, bytes = 2e3 * kilohertz * (bits / 8.0);
+        return flops > 0 && bytes > 0 ? flops / bytes : 300.0;
+    }();
+    return ratio;
+}
+
 // The estimated time of a matmul whose sums are computed in `parts` parts, in units of the time of one whole tile: the
 // SMs work in rounds of one tile each, and every part's results are written and read once.
 double split_cost(const Shape& shape, int parts) {
     constexpr int64_t tile = 128 * 256;
-    constexpr double flops_per_byte = 300;  // ratio of the GPU's peaks; H100: 990 TFLOP/s, 3.35 TB/s
     const int64_t tiles = ceil_div(int64_t(shape.m) * shape.n, tile);
     const double rounds = double(ceil_div<int64_t>(tiles * parts, sm_count())) / parts;
     if (parts == 1) return rounds;
-    return rounds + parts * (double(tiles) / sm_count()) * 4 * flops_per_byte / shape.k;
+    return rounds + parts * (double(tiles) / sm_count()) * 4 * flops_per_byte() / shape.k;
 }
 
 // The `count` numbers of parts with the lowest split_cost whose partial sums fit into the workspace, the lowest first.
@@ -362,9 +411,10 @@ bool is_split(const Plan& plan) {
 // ---- Choice by time
 
 std::string choice_key(const Shape& s) {
-    return format("%s; %s; %s %s m %d n %d k %d%s%s, aligned to %d", device_info().name.c_str(),
+    return format("%s; %s; %s %s m %d n %d k %d%s%s%s, aligned to %d", device_info().name.c_str(),
                   device_libraries().c_str(), kind_names[int(s.kind)], operand_names[int(s.operands)], s.m, s.n, s.k,
-                  epilogue_names[int(s.epilogue)], s.adds_residual ? "+residual" : "", s.alignment);
+                  epilogue_names[int(s.epilogue)], s.adds_residual ? "+residual" : "", s.batch > 0 ? ", a batch" : "",
+                  s.alignment);
 }
 
 // The chosen plan, if there is a choice and this library still accepts it.
@@ -375,14 +425,8 @@ std::optional<Plan> chosen_plan(const Call<floatX>& call) {
     if (!choice || size_t(choice->route) >= all_routes.size()) return {};
     cublasLtMatmulAlgo_t algo;
     std::copy(choice->algorithm.begin(), choice->algorithm.end(), algo.data);
-    Plan plan = describe(call, all_routes[size_t(choice->route)]);
-    cublasLtMatmulHeuristicResult_t checked;
-    const cublasStatus_t status =
-        cublasLtMatmulAlgoCheck(handle(), &plan.desc, &plan.a, &plan.b, &plan.d, &plan.d, &algo, &checked);
-    if (status != CUBLAS_STATUS_SUCCESS || int64_t(checked.workspaceSize) > workspace_limit(call.shape)) return {};
-    plan.algo = algo;
-    if (is_split(plan) && !may_split(call.shape)) return {};  // an earlier version chose it
-    plan.workspace_bytes = int64_t(checked.workspaceSize);
+    const auto plan = with_algorithm(describe(call, all_routes[size_t(choice->route)]), call.shape, algo);
+    if (plan && is_split(*plan) && !may_split(call.shape)) return {};  // an earlier version chose it
     return plan;
 }
 
@@ -391,7 +435,7 @@ template <class floatX>
 std::vector<Plan> candidates(const Call<floatX>& call, const Route& route) {
     constexpr int algorithms = 8;
     constexpr size_t split_algorithms = 2, splits = 4;
-    std::vector<Plan> plans = heuristic_plans(describe(call, route), call.shape, algorithms);
+    std::vector<Plan> plans = proposed_plans(call, route, algorithms);
     if (call.shape.kind != Kind::weight_gradient) return plans;
     const std::vector<Plan> best(plans.begin(), plans.begin() + int64_t(std::min(plans.size(), split_algorithms)));
     for (const Plan& plan : best)
@@ -434,7 +478,7 @@ std::vector<Plan> proposals(const Call<floatX>& call) {
     constexpr int algorithms = 4;
     std::vector<Plan> all;
     for (const Route& route : routes(call.shape)) {
-        const std::vector<Plan> plans = heuristic_plans(describe(call, route), call.shape, algorithms);
+        const std::vector<Plan> plans = proposed_plans(call, route, algorithms);
         if (plans.empty()) continue;
         const int32_t parts = best_splits(call.shape, 1)[0];
         const bool to_split = call.shape.kind == Kind::weight_gradient && parts > 1 && !is_split(plans[0]);
@@ -471,9 +515,16 @@ std::map<Shape, Plan>& plans() {
 
 // The largest power of two, at most 128, that divides all addresses. FLAT_ALIGN promises no more than 128 for weights
 // in bf16, and shapes that differ in nothing but a larger alignment would be timed twice.
-int common_alignment(std::initializer_list<const void*> addresses) {
+template <class floatX>
+int common_alignment(const Call<floatX>& call) {
+    const int64_t m = call.shape.m, n = call.shape.n, k = call.shape.k;
     uintptr_t bits = 128;
-    for (const void* address : addresses) bits |= reinterpret_cast<uintptr_t>(address);
+    for (const void* address : {call.a, call.b, static_cast<const void*>(call.out), static_cast<const void*>(call.bias),
+                                static_cast<const void*>(call.residual), static_cast<const void*>(call.pre_gelu),
+                                static_cast<const void*>(call.dbias)})
+        bits |= reinterpret_cast<uintptr_t>(address);
+    if (call.shape.batch > 1)
+        for (const int64_t elements : {m * k, k * n, m * n}) bits |= uintptr_t(elements) * sizeof(floatX);
     return int(bits & -bits);
 }
 
@@ -481,8 +532,7 @@ int common_alignment(std::initializer_list<const void*> addresses) {
 
 template <class floatX>
 void gpu::cublaslt_matmul(MatmulCall<floatX> call, Stream stream) {
-    call.shape.alignment =
-        common_alignment({call.a, call.b, call.out, call.bias, call.residual, call.pre_gelu, call.dbias});
+    call.shape.alignment = common_alignment(call);
     const auto found = plans().find(call.shape);
     if (found != plans().end()) return run(found->second, call, stream);
     for (Plan& plan : plans_to_try(call, stream))

@@ -205,6 +205,16 @@ void gpu::matmul_backward(floatX* dinp, float* amax, float* dweight, float* dbia
         {.shape = of_weight, .a = inp, .b = dout, .out = dweight, .dbias = dbias, .accumulate = accumulate}, stream);
 }
 
+template <class floatX>
+void gpu::matmul_batch(floatX* out, const floatX* left, const floatX* right, bool transposed, int count, int N, int IC,
+                       int OC, Stream stream) {
+    check_sizes<floatX>(N, IC, OC);
+    const Kind kind = transposed ? Kind::forward : Kind::input_gradient;
+    MatmulShape shape = {kind, Epilogue::nothing, operands_of<floatX>, OC, N, IC};
+    shape.batch = count;
+    cublaslt_matmul<floatX>({.shape = shape, .a = right, .b = left, .out = out}, stream);
+}
+
 int64_t gpu::fp8_weight_bytes(int OC, int IC) { return Fp8Weight(nullptr, OC, IC).bytes; }
 
 void gpu::pack_fp8_weight(void* packed, const bf16* weight, int OC, int IC, Stream stream) {
@@ -221,3 +231,4 @@ INSTANTIATE(gpu::packed_bytes);
 INSTANTIATE(gpu::pack_weight);
 INSTANTIATE(gpu::matmul_forward);
 INSTANTIATE(gpu::matmul_backward);
+INSTANTIATE(gpu::matmul_batch);

@@ -32,6 +32,7 @@ struct MatmulShape {
     int m, n, k;
     bool adds_residual = false;
     int alignment = 0;  // common to all operands, in bytes
+    int batch = 0;      // matmuls whose operands lie one after another; 0: a single one, which has plans of its own
     auto operator<=>(const MatmulShape&) const = default;
 };
 

@@ -1,12 +1,11 @@
 // muon.cuh: the elementwise operations of Muon (train/muon.h), whose matmuls are the model's.
 //
-// A thread owns one element, because a rank's shard may begin at any element of a matrix. A warp then reads and writes
-// 64 or 128 consecutive bytes of each array.
+// In muon_momentum and muon_update a thread owns one element, because a rank's shard may begin at any element of a
+// matrix. A warp then reads and writes 64 or 128 consecutive bytes of each array.
 //
-// Memory traffic bounds the time of muon_momentum and muon_update. The first moves 24 bytes per element. The second
-// moves 12 (in bf16 direction read, master read and written, weight written), or 6 in bf16 without master weights. The
-// matrices of muon_normalize (6 bytes in bf16, 8 in fp32) and muon_polynomial (6 and 12) are those of one iteration,
-// which the L2 cache holds.
+// Memory traffic bounds the time of all kernels here. muon_momentum moves 24 bytes per element, muon_update 12 (in bf16
+// direction read, master read and written, weight written), or 6 in bf16 without master weights. In bf16 muon_stack
+// moves 10, of which the L2 cache may hold 4, muon_unstack 4, and muon_polynomial 6 for each element of a product.
 #pragma once
 #include <cmath>
 
@@ -16,6 +15,7 @@
 
 // Grid of all kernels here: blocks of 256 threads, a thread per element.
 constexpr int MUON_THREADS = 256;
+constexpr int64_t MUON_SQUARES_BYTES = MuonBatch::MOST * WARP_SIZE * int64_t(sizeof(float));
 
 __device__ inline int64_t muon_element() { return int64_t(blockIdx.x) * MUON_THREADS + threadIdx.x; }
 
@@ -35,21 +35,66 @@ __global__ void __launch_bounds__(MUON_THREADS)
     out[i] = mu * mean + (1.0f - mu) * g;
 }
 
-template <class floatX>
-__global__ void __launch_bounds__(MUON_THREADS)
-    muon_normalize_kernel(floatX* out, const float* inp, const float* squares, int64_t count) {
-    const int64_t i = muon_element();
-    if (i < count) out[i] = floatX(inp[i] * (1.0f / (sqrtf(*squares) + 1e-7f)));
+// sums[i][blockIdx.x] = sum of squares of a WARP_SIZEth of matrix i. Grid: (WARP_SIZE, count) blocks.
+__global__ void __launch_bounds__(MUON_THREADS) muon_squares_kernel(float* sums, MuonBatch batch) {
+    const int i = int(blockIdx.y);
+    const int64_t size = int64_t(batch.rows) * batch.cols, part = ceil_div(size, int64_t(WARP_SIZE));
+    const int64_t begin = blockIdx.x * part, end = begin + part < size ? begin + part : size;
+    float sum = 0.0f;
+    for (int64_t k = begin + threadIdx.x; k < end; k += MUON_THREADS)
+        sum += batch.matrices[i][k] * batch.matrices[i][k];
+    const float total = block_sum(sum);
+    if (threadIdx.x == 0) sums[i * WARP_SIZE + int(blockIdx.x)] = total;
 }
 
-// The elements of the diagonal are n + 1 apart.
+constexpr int MUON_TILE = 32;
+
+// out = a tile of inp (rows, cols) times scale. With transposed, out is (cols, rows). The tile goes through shared
+// memory, so that both are accessed along rows. A block of 32 x 8 threads calls it.
+template <class Out, class In>
+__device__ void copy_tile(Out* out, const In* inp, int rows, int cols, bool transposed, float scale, int first_row,
+                          int first_col) {
+    SHARED(tile, float[MUON_TILE][MUON_TILE + 1]);
+    const int lane = int(threadIdx.x) % MUON_TILE, first = int(threadIdx.x) / MUON_TILE;
+    constexpr int step = MUON_THREADS / MUON_TILE;
+    for (int i = first; i < MUON_TILE; i += step)
+        if (first_row + i < rows && first_col + lane < cols)
+            tile[i][lane] = float(inp[int64_t(first_row + i) * cols + first_col + lane]) * scale;
+    __syncthreads();
+    for (int i = first; i < MUON_TILE; i += step) {
+        const int row = first_row + (transposed ? lane : i), col = first_col + (transposed ? i : lane);
+        if (row >= rows || col >= cols) continue;
+        const int64_t at = transposed ? int64_t(col) * rows + row : int64_t(row) * cols + col;
+        out[at] = Out(tile[row - first_row][col - first_col]);
+    }
+}
+
+// A block has a tile of the stack's matrix blockIdx.z. sums: those of muon_squares_kernel.
+template <class floatX>
+__global__ void __launch_bounds__(MUON_THREADS) muon_stack_kernel(floatX* stack, MuonBatch batch, const float* sums) {
+    const int i = int(blockIdx.z), row = int(blockIdx.y) * MUON_TILE, col = int(blockIdx.x) * MUON_TILE;
+    const bool transposed = batch.transposed[i];
+    const float squares = warp_sum(sums[i * WARP_SIZE + int(threadIdx.x) % WARP_SIZE]);
+    copy_tile(stack + i * int64_t(batch.rows) * batch.cols, batch.matrices[i], batch.rows_of(i), batch.cols_of(i),
+              transposed, 1.0f / (sqrtf(squares) + 1e-7f), transposed ? col : row, transposed ? row : col);
+}
+
+template <class floatX>
+__global__ void __launch_bounds__(MUON_THREADS) muon_unstack_kernel(MuonBatch batch, const floatX* stack) {
+    const int i = int(blockIdx.z), row = int(blockIdx.y) * MUON_TILE, col = int(blockIdx.x) * MUON_TILE;
+    copy_tile(reinterpret_cast<floatX*>(batch.matrices[i]), stack + i * int64_t(batch.rows) * batch.cols, batch.rows,
+              batch.cols, batch.transposed[i], 1.0f, row, col);
+}
+
+// The elements of a matrix's diagonal are n + 1 apart.
 template <class floatX>
 __global__ void __launch_bounds__(MUON_THREADS)
-    muon_polynomial_kernel(floatX* out, const floatX* matrix, const floatX* square, int n, float a, float b, float c) {
+    muon_polynomial_kernel(floatX* out, const floatX* matrices, const floatX* squares, int64_t count, uint32_t n,
+                           float a, float b, float c) {
     const int64_t i = muon_element();
-    if (i >= int64_t(n) * n) return;
-    const float diagonal = uint64_t(i) % (uint64_t(n) + 1) == 0 ? a : 0.0f;
-    out[i] = floatX(b * float(matrix[i]) + c * float(square[i]) + diagonal);
+    if (i >= count) return;
+    const uint64_t at = uint64_t(i) % (uint64_t(n) * n);
+    out[i] = floatX(b * float(matrices[i]) + c * float(squares[i]) + (at % (n + uint64_t(1)) == 0 ? a : 0.0f));
 }
 
 // master is null if weight holds the only copy of the value: in fp32, or without master weights.
@@ -81,15 +126,28 @@ inline void gpu::muon_momentum(float* out, float* m, float* v, const float* grad
     launch_muon(muon_momentum_kernel, count, stream, out, m, v, grad, factor, count, mu, config.beta2);
 }
 
-template <class floatX>
-void gpu::muon_normalize(floatX* out, const float* inp, const float* squares, int64_t count, Stream stream) {
-    launch_muon(muon_normalize_kernel<floatX>, count, stream, out, inp, squares, count);
+inline dim3 muon_tiles(const MuonBatch& batch) {
+    return dim3(unsigned(ceil_div(batch.cols, MUON_TILE)), unsigned(ceil_div(batch.rows, MUON_TILE)),
+                unsigned(batch.count));
 }
 
 template <class floatX>
-void gpu::muon_polynomial(floatX* out, const floatX* matrix, const floatX* square, int n, float a, float b, float c,
-                          Stream stream) {
-    launch_muon(muon_polynomial_kernel<floatX>, int64_t(n) * n, stream, out, matrix, square, n, a, b, c);
+void gpu::muon_stack(floatX* stack, const MuonBatch& batch, Stream stream) {
+    auto* sums = static_cast<float*>(device_scratch(MUON_SQUARES_BYTES));
+    simt::launch(muon_squares_kernel, dim3(WARP_SIZE, unsigned(batch.count)), MUON_THREADS, 0, stream, sums, batch);
+    simt::launch(muon_stack_kernel<floatX>, muon_tiles(batch), MUON_THREADS, 0, stream, stack, batch, sums);
+}
+
+template <class floatX>
+void gpu::muon_unstack(const MuonBatch& batch, const floatX* stack, Stream stream) {
+    simt::launch(muon_unstack_kernel<floatX>, muon_tiles(batch), MUON_THREADS, 0, stream, batch, stack);
+}
+
+template <class floatX>
+void gpu::muon_polynomial(floatX* out, const floatX* matrices, const floatX* squares, int count, int n, float a,
+                          float b, float c, Stream stream) {
+    launch_muon(muon_polynomial_kernel<floatX>, int64_t(count) * n * n, stream, out, matrices, squares,
+                int64_t(count) * n * n, uint32_t(n), a, b, c);
 }
 
 template <class floatX>

@@ -24,7 +24,7 @@ int64_t gpu::scratch_bytes(int B, int T, int C, int NH, int) {
 
 template <class floatX>
 int64_t gpu::muon_scratch_bytes(int C) {
-    return std::max<int64_t>(matmul_scratch_bytes<floatX>(4 * C, C), NORM_MAX_BLOCKS * int64_t(sizeof(float)));
+    return std::max(matmul_scratch_bytes<floatX>(C, C), MUON_SQUARES_BYTES);
 }
 
 // Many rows at once fill a GPU best, and every further chunk reads and writes the weight's gradient again. But logits
@@ -49,7 +49,8 @@ INSTANTIATE(gpu::cross_entropy);
 INSTANTIATE(gpu::cross_entropy_shard);
 INSTANTIATE(gpu::cross_entropy_shard_backward);
 INSTANTIATE(gpu::adamw);
-INSTANTIATE(gpu::muon_normalize);
+INSTANTIATE(gpu::muon_stack);
+INSTANTIATE(gpu::muon_unstack);
 INSTANTIATE(gpu::muon_polynomial);
 INSTANTIATE(gpu::muon_update);
 INSTANTIATE(gpu::bias_scratch_bytes);

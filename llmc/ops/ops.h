@@ -104,6 +104,23 @@ struct AttentionChoice {
     std::vector<int64_t> part_bytes = {50'000'000, 128'000'000, 256'000'000, 0};
 };
 
+// Matrices of one shape that Muon makes orthogonal together, as a stack (count, rows, cols) with rows <= cols. In
+// memory each is fp32 or, when it is done, floatX from the same address on; a transposed one is (cols, rows) there.
+struct MuonBatch {
+    static constexpr int MOST = 64;  // a kernel takes them as an argument
+    int count, rows, cols;
+    float* matrices[MOST];
+    bool transposed[MOST];
+
+    void add(float* matrix, bool is_transposed) {
+        matrices[count] = matrix;
+        transposed[count++] = is_transposed;
+    }
+    // Rows and columns of matrix i in memory.
+    HOST_DEVICE __attribute__((always_inline)) int rows_of(int i) const { return transposed[i] ? cols : rows; }
+    HOST_DEVICE __attribute__((always_inline)) int cols_of(int i) const { return transposed[i] ? rows : cols; }
+};
+
 // Philox stream of a step's rounding: this constant plus the step. random.h lists all streams.
 constexpr uint64_t ROUNDING_STREAMS = uint64_t(0x5ada) << 48;
 

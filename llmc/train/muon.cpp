@@ -1,11 +1,6 @@
 #include "train/muon.h"
 
 #include <algorithm>
-#include <cmath>
-#include <type_traits>
-
-#include "model/memory.h"
-#include "ops/ops.h"
 
 // a X + b (X X^T) X + c (X X^T)^2 X, five times, brings singular values of 0.01 to 1 into 0.68 to 1.21. Jordan et al.
 // have chosen the coefficients for a steep slope at 0.
@@ -25,105 +20,129 @@ static std::vector<MuonMatrix> matrices_of(const ParamLayout& layout) {
     return matrices;
 }
 
-// Elements of the largest matrix, and of the largest product of a matrix with its transpose.
 static int64_t most_elements(const ParamLayout& layout) { return int64_t(4) * layout.config.C * layout.config.C; }
-static int64_t most_of_product(const ParamLayout& layout) { return round_up(most_elements(layout) / 4, FLAT_ALIGN); }
+
+MuonStacks::MuonStacks(const ParamLayout& layout, MemoryOptions options) {
+    constexpr int64_t enough = 64 << 20;  // 28 matrices (768, 3072) or 6 (1600, 6400), which fill a GPU
+    const int64_t C = layout.config.C, least = 4 * C * C;
+    // Layers share the memory of their gradients with shard_gradients. A CPU's cores are busy with one matrix.
+    layers_at_once = device_memory_is_host() || options.shard_gradients ? 1 : layout.config.L;
+    elements = device_memory_is_host() ? least : std::max(least, std::min(enough, layers_at_once * 2 * least));
+    products = std::max(capacity(int(C), int(C)), capacity(int(C), 4 * int(C))) * C * C;
+}
 
 template <class floatX>
-Muon<floatX>::Muon(const ParamLayout& layout, const Groups& groups)
+Muon<floatX>::Muon(const ParamLayout& layout, MemoryOptions options, const Groups& groups)
     : matrices(matrices_of(layout)),
-      whole(most_elements(layout), PURPOSE),
+      stacks(layout, options),
       comm(groups.dp),
       tensor_comm(groups.tp),
       index(layout.shard.index),
+      shapes{{layout.config.C, layout.config.C}, {layout.config.C, 4 * layout.config.C}},
+      whole(layout.shard.count > 1 ? stacks.elements : 0, PURPOSE),
       parts(layout.shard.count > 1 ? most_elements(layout) : 0, PURPOSE),
-      squares(1, PURPOSE),
-      sums(std::is_same_v<floatX, float> ? 0 : most_of_product(layout), PURPOSE),
-      x(most_elements(layout), PURPOSE),
-      next(most_elements(layout), PURPOSE),
-      a(most_of_product(layout), PURPOSE),
-      squared(most_of_product(layout), PURPOSE) {}
+      x(stacks.elements, PURPOSE),
+      next(stacks.elements, PURPOSE),
+      a(stacks.products, PURPOSE),
+      squared(stacks.products, PURPOSE) {}
 
 template <class floatX>
-int64_t muon_bytes(const ParamLayout& layout) {
-    const int64_t most = most_elements(layout), product = most_of_product(layout);
-    const int64_t floats = most * (layout.shard.count > 1 ? 2 : 1) + 1 + (std::is_same_v<floatX, float> ? 0 : product);
-    return floats * int64_t(sizeof(float)) + 2 * (most + product) * int64_t(sizeof(floatX));
+int64_t muon_bytes(const ParamLayout& layout, MemoryOptions options) {
+    const MuonStacks stacks(layout, options);
+    const int64_t gathered = layout.shard.count > 1 ? stacks.elements + most_elements(layout) : 0;
+    return gathered * int64_t(sizeof(float)) + 2 * (stacks.elements + stacks.products) * int64_t(sizeof(floatX));
 }
 
 template <class floatX>
-const floatX* Muon<floatX>::newton_schulz(int rows, int cols, Stream stream) {
-    const bool tall = rows > cols;
-    const int n = std::min(rows, cols);
-    const auto times_transposed = [&](floatX* out, const DeviceBuffer<floatX>& left, const DeviceBuffer<floatX>& right,
-                                      int N, int IC, int OC) {
-        ops::matmul_forward<floatX>(out, nullptr, nullptr, left.data, {right.data, nullptr}, nullptr, nullptr, N, IC,
-                                    OC, stream);
-    };
-    ops::sum_of_squares(squares.data, whole.data, int64_t(rows) * cols, stream);
-    ops::muon_normalize(x.data, whole.data, squares.data, int64_t(rows) * cols, stream);
+void Muon<floatX>::iterate(int count, int n, int m, Stream stream) {
+    const auto [first, second, third] = COEFFICIENTS;
     for (int i = 0; i < ITERATIONS; i++) {
-        if (!tall) {
-            times_transposed(a.data, x, x, rows, cols, rows);
-        } else if constexpr (std::is_same_v<floatX, float>) {
-            ops::matmul_backward<floatX>(nullptr, nullptr, a.data, nullptr, x.data, x.data, {}, nullptr, rows, cols,
-                                         cols, false, stream);
-        } else {
-            ops::matmul_backward<floatX>(nullptr, nullptr, sums.data, nullptr, x.data, x.data, {}, nullptr, rows, cols,
-                                         cols, false, stream);
-            ops::round_gradients(a.data, sums.data, round_up(int64_t(n) * n, FLAT_ALIGN), stream);
-        }
-        times_transposed(squared.data, a, a, n, n, n);  // A is symmetric, and so is the polynomial
-        const auto [first, second, third] = COEFFICIENTS;
-        ops::muon_polynomial(squared.data, a.data, squared.data, n, first, second, third, stream);
-        if (tall)
-            times_transposed(next.data, x, squared, rows, cols, cols);
-        else
-            ops::matmul_backward<floatX>(next.data, nullptr, nullptr, nullptr, squared.data, nullptr, {x.data, nullptr},
-                                         nullptr, rows, cols, rows, false, stream);
+        ops::matmul_batch(a.data, x.data, x.data, true, count, n, m, n, stream);
+        ops::matmul_batch(squared.data, a.data, a.data, true, count, n, n, n, stream);  // A is symmetric
+        ops::muon_polynomial(squared.data, a.data, squared.data, count, n, first, second, third, stream);
+        ops::matmul_batch(next.data, squared.data, x.data, false, count, n, n, m, stream);
         std::swap(x, next);
     }
-    return x.data;
 }
 
-// Completes the matrix in `whole`.
 template <class floatX>
-void Muon<floatX>::gather(const float* own, const MuonMatrix& m, Stream stream) {
+void Muon<floatX>::newton_schulz(const MuonBatch& batch, Stream stream) {
+    ops::muon_stack(x.data, batch, stream);
+    iterate(batch.count, batch.rows, batch.cols, stream);
+    ops::muon_unstack(batch, x.data, stream);
+}
+
+template <class floatX>
+void Muon<floatX>::time_matmuls(Stream stream) {
+    for (const auto& [n, m] : shapes) iterate(stacks.capacity(n, m), n, m, stream);
+}
+
+// Completes the matrix, of which `own` is this tensor-parallel rank's part.
+template <class floatX>
+void Muon<floatX>::gather(float* all, const float* own, const MuonMatrix& m, Stream stream) {
     const int64_t bytes = m.size() * int64_t(sizeof(float)), row = m.cols * int64_t(sizeof(float));
     const int ranks = tensor_comm.world_size;
     const bool by_columns = m.cols < m.all_cols;
-    float* const all = by_columns ? parts.data : whole.data;
-    copy_on_device(all + index * m.size(), own, bytes, stream);
-    tensor_comm.wait(tensor_comm.all_gather(all, ranks * bytes, stream), stream);
+    float* const gathered = by_columns ? parts.data : all;
+    copy_on_device(gathered + index * m.size(), own, bytes, stream);
+    tensor_comm.wait(tensor_comm.all_gather(gathered, ranks * bytes, stream), stream);
     for (int i = 0; by_columns && i < ranks; i++)
-        copy_rows(whole.data + i * m.cols, ranks * row, parts.data + i * m.size(), row, row, m.rows, stream);
+        copy_rows(all + i * m.cols, ranks * row, parts.data + i * m.size(), row, row, m.rows, stream);
+}
+
+// The reverse for directions, which are floatX in the same memory.
+template <class floatX>
+void Muon<floatX>::take_own(float* own, const float* all, const MuonMatrix& m, Stream stream) {
+    const auto* directions = reinterpret_cast<const floatX*>(all);
+    const int64_t row = m.cols * int64_t(sizeof(floatX));
+    if (m.cols < m.all_cols)
+        copy_rows(own, row, directions + index * m.cols, tensor_comm.world_size * row, row, m.rows, stream);
+    else
+        copy_on_device(own, directions + index * m.size(), m.rows * row, stream);
+}
+
+// Orthogonalizes this data-parallel rank's matrices with sides of n and m.
+template <class floatX>
+void Muon<floatX>::orthogonalize_own(const std::vector<float*>& buckets, int l, int n, int m, Stream stream) {
+    const bool has_parts = tensor_comm.world_size > 1;
+    MuonBatch batch = {0, n, m, {}, {}};
+    std::vector<std::pair<float*, const MuonMatrix*>> own;
+    const auto finish = [&] {
+        if (batch.count > 0) newton_schulz(batch, stream);
+        for (size_t i = 0; i < own.size() && has_parts; i++)
+            take_own(own[i].first, batch.matrices[i], *own[i].second, stream);
+        own.clear();
+        batch.count = 0;
+    };
+    for (size_t layer = 0; layer < buckets.size(); layer++)
+        for (size_t i = 0; i < matrices.size(); i++) {
+            const MuonMatrix& matrix = matrices[i];
+            if (owner(l + int(layer), i) != comm.shard_index || matrix.short_side() != n || matrix.long_side() != m)
+                continue;
+            float* const memory = buckets[layer] + matrix.begin;
+            float* const all = has_parts ? whole.data + int64_t(batch.count) * n * m : memory;
+            if (has_parts) gather(all, memory, matrix, stream);
+            own.emplace_back(memory, &matrix);
+            batch.add(all, matrix.all_rows > matrix.all_cols);
+            if (batch.count == stacks.capacity(n, m)) finish();
+        }
+    finish();
 }
 
 template <class floatX>
-Comm::Ticket Muon<floatX>::orthogonalize(float* bucket, int l, Stream stream) {
-    const auto owner = [&](size_t i) { return int((size_t(l) + i) % size_t(comm.world_size)); };
-    const auto direction = [&](size_t i) { return reinterpret_cast<floatX*>(bucket + matrices[i].begin); };
-    for (size_t i = 0; i < matrices.size(); i++) {
-        const MuonMatrix& m = matrices[i];
-        if (owner(i) != comm.shard_index) continue;
-        gather(bucket + m.begin, m, stream);
-        const floatX* all = newton_schulz(m.all_rows, m.all_cols, stream);
-        const int64_t row = m.cols * int64_t(sizeof(floatX));
-        if (m.cols < m.all_cols)
-            copy_rows(direction(i), row, all + index * m.cols, tensor_comm.world_size * row, row, m.rows, stream);
-        else
-            copy_on_device(direction(i), all + index * m.size(), m.rows * row, stream);
-    }
+Comm::Ticket Muon<floatX>::orthogonalize(const std::vector<float*>& buckets, int l, Stream stream) {
+    for (const auto& [n, m] : shapes) orthogonalize_own(buckets, l, n, m, stream);
     Comm::Ticket last = 0;
-    for (size_t i = 0; i < matrices.size(); i++) {
-        const int64_t bytes = matrices[i].size() * int64_t(sizeof(floatX));
-        last = comm.broadcast(direction(i), bytes, owner(i), stream);
-        comm.bytes_sent += bytes / comm.world_size * (comm.world_size - 1);  // the mean over ranks
-    }
+    for (size_t layer = 0; layer < buckets.size(); layer++)
+        for (size_t i = 0; i < matrices.size(); i++) {
+            const int64_t bytes = matrices[i].size() * int64_t(sizeof(floatX));
+            last = comm.broadcast(buckets[layer] + matrices[i].begin, bytes, owner(l + int(layer), i), stream);
+            comm.bytes_sent += bytes / comm.world_size * (comm.world_size - 1);  // the mean over ranks
+        }
     return last;
 }
 
 template struct Muon<float>;
 template struct Muon<bf16>;
-template int64_t muon_bytes<float>(const ParamLayout&);
-template int64_t muon_bytes<bf16>(const ParamLayout&);
+template int64_t muon_bytes<float>(const ParamLayout&, MemoryOptions);
+template int64_t muon_bytes<bf16>(const ParamLayout&, MemoryOptions);

@@ -3,15 +3,20 @@
 // scaled by 0.2 sqrt(max(rows, columns)), which gives it AdamW's root mean square, so that one --lr serves both (Liu et
 // al. 2025). Embeddings, norms and biases are AdamW's (optimizer.h).
 //
-// A data-parallel rank orthogonalizes its share of the matrices, whole ones, and sends them to the others. With tensor
-// parallelism all ranks of a group gather the matrix and compute the same.
+// Matrices of one shape, of several layers, are made orthogonal together: each of them is too small for a GPU. One with
+// more rows than columns is transposed for it. A data-parallel rank orthogonalizes its share of the matrices, whole
+// ones, and sends them to the others. With tensor parallelism all ranks of a group gather the matrix and compute the
+// same.
 #pragma once
 #include <algorithm>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "base/device.h"
+#include "model/memory.h"
 #include "model/params.h"
+#include "ops/ops.h"
 #include "parallel/comm.h"
 
 // A matrix of a layer: what this tensor-parallel rank has of it, from element `begin` of the layer's bucket on.
@@ -20,7 +25,22 @@ struct MuonMatrix {
     int rows, cols, all_rows, all_cols;  // the shard's sizes; the whole matrix's
 
     int64_t size() const { return int64_t(rows) * cols; }
-    float scale() const { return 0.2f * std::sqrt(float(std::max(all_rows, all_cols))); }  // factor of the update
+    int short_side() const { return std::min(all_rows, all_cols); }
+    int long_side() const { return std::max(all_rows, all_cols); }
+    float scale() const { return 0.2f * std::sqrt(float(long_side())); }  // factor of the update
+};
+
+// Sizes of the memory in which matrices of one shape are made orthogonal together: as many as fill a GPU.
+struct MuonStacks {
+    int layers_at_once;
+    int64_t elements, products;  // of the matrices; of their products with their transposes
+
+    MuonStacks(const ParamLayout& layout, MemoryOptions options);
+    // How many (n, m) matrices are in a stack at most.
+    int capacity(int n, int m) const {
+        const int64_t most = std::min(MuonBatch::MOST, layers_at_once * (n == m ? 4 : 2));
+        return int(std::clamp<int64_t>(elements / (int64_t(n) * m), 1, most));
+    }
 };
 
 template <class floatX>
@@ -28,29 +48,34 @@ struct Muon {
     static constexpr float MOMENTUM = 0.95f;
     static constexpr int ITERATIONS = 5;
     std::vector<MuonMatrix> matrices;  // those of one layer, in the order of memory
+    MuonStacks stacks;
 
     // layout: that of the model.
-    Muon(const ParamLayout& layout, const Groups& groups);
+    Muon(const ParamLayout& layout, MemoryOptions options, const Groups& groups);
 
-    // Replaces each matrix in the bucket of layer l (fp32, whole on every data-parallel rank) by its direction: size()
-    // elements of floatX, from the matrix's begin on. All ranks call it. They are complete when the ticket of the
-    // data-parallel group is.
-    Comm::Ticket orthogonalize(float* bucket, int l, Stream stream);
-    // The direction of the matrix (rows, cols) in `whole`. Returns memory of this object.
-    const floatX* newton_schulz(int rows, int cols, Stream stream);
-
-    DeviceBuffer<float> whole;
+    // Replaces each matrix in the buckets (fp32, whole on every data-parallel rank) by its direction: size() elements
+    // of floatX, from the matrix's begin on. buckets: those of layer l and of the layers after it, layers_at_once of
+    // them at most. All ranks call it. The directions are complete when the ticket of the data-parallel group is.
+    Comm::Ticket orthogonalize(const std::vector<float*>& buckets, int l, Stream stream);
+    // Replaces each matrix of the batch, of capacity() matrices at most, by its direction.
+    void newton_schulz(const MuonBatch& batch, Stream stream);
+    // Computes with full stacks of any numbers, so that their matmuls are timed (device_time_algorithms).
+    void time_matmuls(Stream stream);
 
   private:
     Comm &comm, &tensor_comm;
     int index;                                 // this rank's in the tensor-parallel group
-    DeviceBuffer<float> parts;                 // with tensor parallelism: the columns of each rank
-    DeviceBuffer<float> squares, sums;         // (1); X^T X in fp32, if floatX is bf16
-    DeviceBuffer<floatX> x, next, a, squared;  // X and its successor; A = X X^T or X^T X, and A^2
+    std::pair<int, int> shapes[2];             // the sides of the matrices, the shorter one first
+    DeviceBuffer<float> whole, parts;          // with tensor parallelism: whole matrices; the columns of each rank
+    DeviceBuffer<floatX> x, next, a, squared;  // stacks of X and its successor; of A = X X^T and A^2
 
-    void gather(const float* own, const MuonMatrix& matrix, Stream stream);
+    int owner(int l, size_t matrix) const { return int((size_t(l) + matrix) % size_t(comm.world_size)); }
+    void iterate(int count, int n, int m, Stream stream);
+    void orthogonalize_own(const std::vector<float*>& buckets, int l, int n, int m, Stream stream);
+    void gather(float* all, const float* own, const MuonMatrix& matrix, Stream stream);
+    void take_own(float* own, const float* all, const MuonMatrix& matrix, Stream stream);
 };
 
 // Bytes of device memory that a Muon allocates.
 template <class floatX>
-int64_t muon_bytes(const ParamLayout& layout);
+int64_t muon_bytes(const ParamLayout& layout, MemoryOptions options);

@@ -90,7 +90,7 @@ Optimizer<floatX>::Optimizer(GPT2<floatX>& model, OptimizerConfig config, Memory
       m(model.layout.total / options.shards, "the optimizer's moments (--zero)"),
       v(model.layout.total / options.shards, "the optimizer's moments (--zero)"),
       chunk(options.tensor.count > 1 ? CHUNK : 0, "a tensor of another tensor-parallel rank") {
-    if (options.muon) muon.emplace(model.layout, groups);
+    if (options.muon) muon.emplace(model.layout, options, groups);
     if (options.shards > 1) model.on_wait_for_weights = [this](int bucket) { weights.wait(bucket); };
 }
 
@@ -104,7 +104,7 @@ std::vector<MemoryItem> optimizer_memory(const GPT2Config& config, MemoryOptions
         {"shard of weights", options.shard_weights ? layout.total / options.shards * int64_t(sizeof(floatX)) : 0},
         {"shard of gradients", options.shard_gradients ? layout.total / options.shards * size : 0},
         {"partial sums", gradient_sum_bytes(layout, options.virtual_ranks, data_parallel, options.sequence_parallel)},
-        {"Newton-Schulz", options.muon ? muon_bytes<floatX>(layout) : 0},
+        {"Newton-Schulz", options.muon ? muon_bytes<floatX>(layout, options) : 0},
         {"received tensor", options.tensor.count > 1 ? CHUNK * size : 0},
         {"gradients in bf16", options.bf16_gradients ? largest_bucket(layout) * int64_t(sizeof(bf16)) : 0}};
 }
@@ -235,10 +235,9 @@ void Optimizer<floatX>::update(int b, int64_t begin, int64_t end, float lr, int 
                config.adamw, lr, step, model.stream);
 }
 
-// The momentum of this rank's shard of a layer's matrices, gathered and made orthogonal, in the memory of the
-// gradients.
+// The momentum of a layer's matrices, in the memory of their gradients. This rank computes it for its shard.
 template <class floatX>
-Comm::Ticket Optimizer<floatX>::begin_muon(int b) {
+float* Optimizer<floatX>::momentum(int b) {
     const Bucket bucket = model.layout.bucket(b);
     const BucketShard own = weights.own_shard(b);
     float* const whole = model.grads.bucket(b);
@@ -250,15 +249,22 @@ Comm::Ticket Optimizer<floatX>::begin_muon(int b) {
         Comm& comm = gradients.comm;
         comm.wait(comm.all_gather(whole, bucket.size() * int64_t(sizeof(float)), model.stream), model.stream);
     }
-    return muon->orthogonalize(whole, b - 1, model.stream);
+    return whole;
+}
+
+// Makes the momentum of buckets b to end - 1 orthogonal.
+template <class floatX>
+Comm::Ticket Optimizer<floatX>::begin_muon(int b, int end) {
+    std::vector<float*> buckets;
+    for (int bucket = b; bucket < end; bucket++) buckets.push_back(momentum(bucket));
+    return muon->orthogonalize(buckets, b - 1, model.stream);
 }
 
 template <class floatX>
-void Optimizer<floatX>::finish_muon(int b, Comm::Ticket ticket, float lr, int step) {
+void Optimizer<floatX>::finish_muon(int b, float lr, int step) {
     const Bucket bucket = model.layout.bucket(b);
     const BucketShard own = weights.own_shard(b);
     const int64_t own_end = own.begin + own.count;
-    gradients.comm.wait(ticket, model.stream);
     for (const MuonMatrix& matrix : muon->matrices) {
         const int64_t begin = bucket.begin + matrix.begin;
         const int64_t from = std::max(begin, own.begin), to = std::min(begin + matrix.size(), own_end);
@@ -289,11 +295,16 @@ void Optimizer<floatX>::step(float lr, int step) {
         updated(b);
     }
     if (!muon) return;
-    Comm::Ticket ticket = begin_muon(1), next = 0;
-    for (int b = 1; b < buckets; b++, ticket = next) {
-        if (b + 1 < buckets) next = begin_muon(b + 1);  // while other ranks' matrices of bucket b arrive
-        finish_muon(b, ticket, lr, step);
-        updated(b);
+    const auto end_of = [&](int b) { return std::min(b + muon->stacks.layers_at_once, buckets); };
+    Comm::Ticket ticket = begin_muon(1, end_of(1)), next = 0;
+    for (int b = 1; b < buckets; ticket = next) {
+        const int end = end_of(b);
+        if (end < buckets) next = begin_muon(end, end_of(end));  // while other ranks' matrices arrive
+        gradients.comm.wait(ticket, model.stream);
+        for (; b < end; b++) {
+            finish_muon(b, lr, step);
+            updated(b);
+        }
     }
 }
 

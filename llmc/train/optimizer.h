@@ -116,8 +116,9 @@ struct Optimizer {
 
   private:
     void update(int b, int64_t begin, int64_t end, float lr, int step);
-    Comm::Ticket begin_muon(int b);
-    void finish_muon(int b, Comm::Ticket ticket, float lr, int step);
+    float* momentum(int b);
+    Comm::Ticket begin_muon(int b, int end);
+    void finish_muon(int b, float lr, int step);
     const float* gather_state(const float* from, Param p, int l);
     void get_shard(float* values, Slot slot, Param p, int l);
     DeviceBuffer<float> chunk;  // piece of a tensor that a tensor-parallel rank sends to the others

@@ -64,12 +64,10 @@ static void time_micro_step(GPT2<floatX>& model) {
     const BucketHook on_wait_for_weights = std::exchange(model.on_wait_for_weights, nullptr);
     Comm* const tensor_ranks = std::exchange(model.tensor_ranks, &single_rank);
     const DeviceBuffer<int> tokens = random_tokens(int64_t(model.B) * model.T + 1, model.config.V, model.stream);
-    device_time_algorithms(true);
     model.zero_gradients();
     model.forward(tokens.data, model.B, model.T);
     model.backward(tokens.data, tokens.data + 1, model.B, model.T, 0, 1.0f);
     wait_for_stream(model.stream);
-    device_time_algorithms(false);
     model.on_wait_for_weights = on_wait_for_weights;
     model.tensor_ranks = tensor_ranks;
 }
@@ -98,10 +96,14 @@ void load_kept_algorithms(const Options& o, Comm& world) {
 
 // Times the algorithms of shapes that no earlier run has timed on this machine. Changes gradients and activations.
 template <class floatX>
-static void time_algorithms(GPT2<floatX>& model, Log& log) {
+static void time_algorithms(GPT2<floatX>& model, Optimizer<floatX>& optimizer, Log& log) {
     const std::string known = device_algorithms();
     const double begin = seconds_now();
+    device_time_algorithms(true);
     time_micro_step(model);
+    if (optimizer.muon) optimizer.muon->time_matmuls(model.stream);
+    wait_for_stream(model.stream);
+    device_time_algorithms(false);
     const std::string choices = device_algorithms();
     if (choices == known) return;
     std::string problem;
@@ -174,7 +176,7 @@ Trainer<floatX>::Trainer(const Run& run, Log& log)
     if (val_loader && run.start.tokenizer) state.val_bytes = bytes_per_token(run, val_loader->num_windows);
     if (!device_memory_is_host() && o.autotune == "on" && state.step < o.steps) {
         optimizer.weights.finish();  // rank 0 reads them without on_wait_for_weights
-        if (run.is_rank0()) time_algorithms(model, log);
+        if (run.is_rank0()) time_algorithms(model, optimizer, log);
         share_algorithms(run.groups.world);
     }
     if (const std::string backend = model.prepare_attention(); !backend.empty()) log.note("attention: " + backend);

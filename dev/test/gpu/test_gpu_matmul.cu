@@ -199,6 +199,20 @@ TEST_CASE("gradients of weights are right after any number of rows, with the fir
     }
 }
 
+TEST_CASE("products of a batch of matrices agree with the definition, and do not depend on its size") {
+    constexpr Shape s = {24, 96, 40};
+    for (const bool timed : {false, true}) {
+        std::optional<Timing> timing;
+        if (timed) timing.emplace(AlgorithmChoices{});
+        for (const int count : {1, 5, 20}) {
+            matmul_cases::compare_batch<bf16>(gpu_backend, count, s);
+            matmul_cases::compare_batch<float>(gpu_backend, count, s);
+        }
+        if (timed) CHECK(gpu::algorithms().size() == 4);  // one for each form and type, for all sizes of the batch
+        gpu::load_algorithms({});
+    }
+}
+
 // The test edits a stored choice, so that the same algorithm also computes the bias gradient. All algorithms of the
 // emulator can do so. On a GPU the library may refuse the edited choice, and the matmul is timed again.
 TEST_CASE("matmuls chosen by timing have right gradients, in two calls as in one, with either bias gradient") {

@@ -27,3 +27,11 @@ def test_each_stage_of_zero_has_the_bits_of_one_gpu_in_any_order_of_streams(prec
         two = train(options, stage, out=tmp_path / "two" / stage, data=data, val=False, by=emulated_gpus(2),
                     env={"SIMT_STREAMS": order})
         assert_same_run(one, two, 3)
+
+
+def test_the_matmuls_of_muon_are_timed_too(data, tmp_path):
+    options = OPTIONS.replace(" --autotune off", "")
+    train(options, "--precision fp32", out=tmp_path / "run", data=data, val=False, by=emulated_gpus(1))
+    choices = (tmp_path / "cache/train_gpt2/algorithms.txt").read_text().splitlines()
+    # X X^T and the polynomial times X, of matrices (C, C) and (C, 4C). A^2 has the shape of the squares' X X^T.
+    assert len([choice for choice in choices if ", a batch, " in choice]) == 4

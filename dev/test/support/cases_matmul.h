@@ -216,4 +216,34 @@ void not_finite(const Backend& backend, Shape s) {
     }
 }
 
+// Products of pairs of matrices, with the second of each pair transposed and not.
+template <class floatX, class Backend>
+void compare_batch(const Backend& backend, int count, Shape s) {
+    CAPTURE(count);
+    CAPTURE(s.OC);
+    const auto left = random_tensor<floatX>(int64_t(count) * s.N * s.IC, 1);
+    const auto right = random_tensor<floatX>(int64_t(count) * s.OC * s.IC, 2);
+    const Bound bound = backend.template bound<floatX>(Value::out, s.IC, {});
+    for (const bool transposed : {true, false}) {
+        CAPTURE(transposed);
+        auto want = poisoned<float>(int64_t(count) * s.N * s.OC);
+        for (int64_t row = 0; row < int64_t(count) * s.N; row++)
+            for (int64_t c = 0; c < s.OC; c++) {
+                double sum = 0.0;
+                for (int64_t k = 0; k < s.IC; k++)
+                    sum += double(float(left[row * s.IC + k])) *
+                           double(float(right[row / s.N * s.OC * s.IC + (transposed ? c * s.IC + k : k * s.OC + c)]));
+                want[row * s.OC + c] = float(sum);
+            }
+        const auto outputs = [&](const auto& out) {
+            return outputs_of(output("out", out, s.OC, bound.relative, bound.absolute));
+        };
+        backend.compare(outputs(want), [&] {
+            auto got = poisoned<floatX>(want.size());
+            backend.call(ops::matmul_batch<floatX>, got, left, right, transposed, count, s.N, s.IC, s.OC);
+            return outputs(got);
+        });
+    }
+}
+
 }  // namespace matmul_cases

@@ -48,33 +48,97 @@ void momentum(const Backend& backend, int64_t count, float value) {
     }
 }
 
-// With squares of 1e-12 the 1e-7 are a tenth of the norm. A matrix of zeros stays zero.
-template <class floatX, class Backend>
-void normalize(const Backend& backend, int64_t count) {
-    CAPTURE(count);
-    for (const float sum : {1e-12f, 20.0f, 0.0f}) {
-        const auto x = random_tensor<float>(count + TAIL, 1, std::sqrt(sum)), squares = filled<float>(1, sum);
-        const auto before = random_tensor<floatX>(count + TAIL, 2);
-        auto want = poisoned<float>(count + TAIL);
-        for (int64_t i = 0; i < count + TAIL; i++)
-            want[i] = i < count ? float(double(x[i]) / (std::sqrt(double(sum)) + 1e-7)) : float(before[i]);
-        const auto outputs = [](const auto& out) {
-            return outputs_of(output("out", out, 1, rounding_step<floatX>(), 0));
-        };
-        backend.compare(outputs(want), [&] {
-            auto got = copy_of(before);
-            backend.call(ops::muon_normalize<floatX>, got, x, squares, count);
-            return outputs(got);
-        });
+// Matrices of one shape in memory, TAIL elements apart. Every second one is transposed.
+struct Matrices {
+    int rows, cols, count;
+
+    int64_t size() const { return int64_t(rows) * cols; }
+    int64_t begin(int i) const { return i * (size() + TAIL); }
+    MuonBatch batch(float* memory) const {
+        MuonBatch out = {0, rows, cols, {}, {}};
+        for (int i = 0; i < count; i++) out.add(memory + begin(i), i % 2 == 1);
+        return out;
     }
+    // Where the stack has element k of matrix i.
+    int64_t place(int i, int64_t k) const { return i * size() + (i % 2 == 1 ? k % rows * cols + k / rows : k); }
+};
+
+// The squares of the matrices sum to about 20, to 1e-12, where the 1e-7 are a tenth of the norm, and to 0.
+template <class floatX, class Backend>
+void stack(const Backend& backend, int rows, int cols) {
+    CAPTURE(rows);
+    CAPTURE(cols);
+    const Matrices m = {rows, cols, 4};
+    const auto before = random_tensor<floatX>(m.count * m.size() + TAIL, 2);
+    auto memory = random_tensor<float>(m.begin(m.count), 1);
+    auto want = poisoned<float>(before.size());
+    for (int64_t i = 0; i < before.size(); i++) want[i] = float(before[i]);
+    for (int i = 0; i < m.count; i++) {
+        float* const x = &memory[m.begin(i)];
+        double squares = 0.0;
+        for (int64_t k = 0; k < m.size(); k++) {
+            x[k] *= std::sqrt(std::vector{20.0f, 1e-12f, 1.0f, 0.0f}[size_t(i)] / float(m.size()));
+            squares += double(x[k]) * double(x[k]);
+        }
+        for (int64_t k = 0; k < m.size(); k++) want[m.place(i, k)] = float(double(x[k]) / (std::sqrt(squares) + 1e-7));
+    }
+    const auto outputs = [](const auto& out) {
+        return outputs_of(output("stack", out, 1, rounding_step<floatX>(), 0));
+    };
+    const auto op = [=](floatX* stack, float* memory, Stream stream) {
+        ops::muon_stack<floatX>(stack, m.batch(memory), stream);
+    };
+    backend.compare(outputs(want), [&] {
+        auto got = copy_of(before);
+        backend.call(op, got, memory);
+        return outputs(got);
+    });
 }
 
-// out is memory of its own or that of the square.
+template <class floatX, class Backend>
+void unstack(const Backend& backend, int rows, int cols) {
+    CAPTURE(rows);
+    CAPTURE(cols);
+    const Matrices m = {rows, cols, 3};
+    const auto stack = random_tensor<floatX>(m.count * m.size(), 1);
+    const auto before = random_tensor<float>(m.begin(m.count), 2);
+    const auto outputs = [&](const Tensor<float>& memory, const Tensor<float>& directions) {
+        return outputs_of(output("memory", memory, 1, 0, 0), output("directions", directions, 1, 0, 0));
+    };
+    // Reads the directions, and sets the memory that they take to zero.
+    const auto take = [&](Tensor<float>& memory) {
+        Tensor<float> directions(m.count * m.size());
+        for (int i = 0; i < m.count; i++) {
+            auto* const direction = reinterpret_cast<floatX*>(&memory[m.begin(i)]);
+            for (int64_t k = 0; k < m.size(); k++) {
+                directions[m.place(i, k)] = float(direction[k]);
+                direction[k] = floatX(0.0f);
+            }
+        }
+        return directions;
+    };
+    auto rest = copy_of(before);
+    take(rest);
+    Tensor<float> want(stack.size());
+    for (int64_t i = 0; i < stack.size(); i++) want[i] = float(stack[i]);
+    const auto op = [=](float* memory, const floatX* stack, Stream stream) {
+        ops::muon_unstack<floatX>(m.batch(memory), stack, stream);
+    };
+    backend.compare(outputs(rest, want), [&] {
+        auto got = copy_of(before);
+        backend.call(op, got, stack);
+        const auto directions = take(got);
+        return outputs(got, directions);
+    });
+}
+
+// out is memory of its own or that of the squares.
 template <class floatX, class Backend>
 void polynomial(const Backend& backend, int n) {
     CAPTURE(n);
     constexpr float a = 3.5f, b = -4.75f, c = 2.0f, largest = 6 * (4.75f + 2) + 3.5f;
-    const int64_t count = int64_t(n) * n;
+    constexpr int matrices = 3;
+    const int64_t size = int64_t(n) * n, count = matrices * size;
     const auto matrix = random_tensor<floatX>(count + TAIL, 1), square = random_tensor<floatX>(count + TAIL, 2);
     for (const bool in_place : {false, true}) {
         const auto before = in_place ? copy_of(square) : random_tensor<floatX>(count + TAIL, 3);
@@ -82,7 +146,7 @@ void polynomial(const Backend& backend, int n) {
         for (int64_t i = 0; i < count + TAIL; i++) {
             want[i] = float(before[i]);
             if (i >= count) continue;
-            const double diagonal = i / n == i % n ? double(a) : 0.0;
+            const double diagonal = i % size / n == i % n ? double(a) : 0.0;
             want[i] = float(double(b) * double(float(matrix[i])) + double(c) * double(float(square[i])) + diagonal);
         }
         const auto outputs = [](const auto& out) {
@@ -90,7 +154,7 @@ void polynomial(const Backend& backend, int n) {
         };
         backend.compare(outputs(want), [&] {
             auto got = copy_of(before);
-            backend.call(ops::muon_polynomial<floatX>, got, matrix, in_place ? got : square, n, a, b, c);
+            backend.call(ops::muon_polynomial<floatX>, got, matrix, in_place ? got : square, matrices, n, a, b, c);
             return outputs(got);
         });
     }

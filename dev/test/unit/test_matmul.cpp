@@ -136,3 +136,8 @@ TEST_CASE("matmuls of sizes below 1, and a backward pass without gradients, are 
                          doctest::Contains("a matmul of (0, 1) and (1, 1): every size must be at least 1"), Error);
     refuse_no_gradients();
 }
+
+TEST_CASE_TEMPLATE("products of a batch of matrices agree with the definition", floatX, float, bf16) {
+    for (const auto& [count, s] : {std::pair(1, Shape{8, 8, 8}), {3, {24, 96, 24}}, {4, {33, 40, 56}}})
+        compare_batch<floatX>(cpu_backend, count, s);
+}

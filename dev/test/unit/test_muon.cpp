@@ -67,16 +67,30 @@ static Matrix orthogonal(int rows, int cols, int seed) {
     return m;
 }
 
+// The directions of several matrices of one shape, of which those with more rows than columns are transposed.
+template <class floatX>
+static std::vector<Matrix> newton_schulz(const std::vector<Matrix>& matrices, int C) {
+    const ParamLayout layout({16, 64, 4, 1, C});
+    device_reserve_scratch(1 << 25);
+    Muon<floatX> muon(layout, {}, single_rank_groups());
+    const int rows = matrices[0].rows, cols = matrices[0].cols;
+    MuonBatch batch = {0, std::min(rows, cols), std::max(rows, cols), {}, {}};
+    std::vector<std::vector<float>> memory;
+    for (const Matrix& m : matrices) memory.emplace_back(m.values.begin(), m.values.end());
+    for (size_t i = 0; i < matrices.size(); i++) batch.add(memory[i].data(), matrices[i].rows > matrices[i].cols);
+    muon.newton_schulz(batch, nullptr);
+    std::vector<Matrix> results;
+    for (size_t i = 0; i < matrices.size(); i++) {
+        const auto* direction = reinterpret_cast<const floatX*>(memory[i].data());
+        results.push_back({matrices[i].rows, matrices[i].cols});
+        for (size_t k = 0; k < results[i].values.size(); k++) results[i].values[k] = double(float(direction[k]));
+    }
+    return results;
+}
+
 template <class floatX>
 static Matrix newton_schulz(const Matrix& m, int C) {
-    const ParamLayout layout({16, 64, 1, 1, C});
-    device_reserve_scratch(1 << 25);
-    Muon<floatX> muon(layout, single_rank_groups());
-    for (size_t i = 0; i < m.values.size(); i++) muon.whole.data[i] = float(m.values[i]);
-    const floatX* out = muon.newton_schulz(m.rows, m.cols, nullptr);
-    Matrix result{m.rows, m.cols};
-    for (size_t i = 0; i < m.values.size(); i++) result.values[i] = double(float(out[i]));
-    return result;
+    return newton_schulz<floatX>(std::vector{m}, C)[0];
 }
 
 static double largest_difference(const Matrix& a, const Matrix& b) {
@@ -93,6 +107,17 @@ TEST_CASE("Newton-Schulz agrees with double precision, for every form of matrix"
         const Matrix m = random_matrix(rows, cols, rows + cols), expected = reference(m);
         CHECK(largest_difference(newton_schulz<float>(m, 48), expected) < 1e-5);
         CHECK(largest_difference(newton_schulz<bf16>(m, 48), expected) < 0.1 / std::sqrt(std::min(rows, cols)));
+    }
+}
+
+TEST_CASE_TEMPLATE("matrices that are computed together have the bits that each has alone", floatX, float, bf16) {
+    for (const auto& form : {std::pair(16, 16), {16, 64}}) {
+        std::vector<Matrix> matrices;
+        for (int seed = 0; seed < 3; seed++) matrices.push_back(random_matrix(form.first, form.second, seed));
+        matrices[1] = transposed(matrices[1]);
+        const std::vector<Matrix> together = newton_schulz<floatX>(matrices, 32);
+        for (size_t i = 0; i < matrices.size(); i++)
+            CHECK(newton_schulz<floatX>(matrices[i], 32).values == together[i].values);
     }
 }
 

@@ -10,7 +10,10 @@ TEST_CASE("Muon's momentum is Nesterov's, also in place, and a factor that is no
 }
 
 TEST_CASE_TEMPLATE("the steps of Newton-Schulz between the matmuls agree with their formulas", floatX, float, bf16) {
-    for (const int64_t count : {0, 1, 255, 5001}) muon_cases::normalize<floatX>(cpu_backend, count);
+    for (const auto& [rows, cols] : {std::pair(1, 1), {7, 7}, {33, 40}, {5, 131}, {64, 64}}) {
+        muon_cases::stack<floatX>(cpu_backend, rows, cols);
+        muon_cases::unstack<floatX>(cpu_backend, rows, cols);
+    }
     for (const int n : {0, 1, 2, 7, 33, 64}) muon_cases::polynomial<floatX>(cpu_backend, n);
 }
 
