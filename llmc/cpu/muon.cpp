@@ -19,17 +19,16 @@ void cpu::muon_momentum(float* out, float* m, float* v, const float* grad, const
     }
 }
 
-// out = inp (rows, cols) times scale, or its transpose, in blocks that the L1 cache holds.
-template <class Out, class In>
-static void copy_scaled(Out* out, const In* inp, int rows, int cols, bool transposed, float scale) {
+// out (cols, rows) = the transpose of inp (rows, cols), each element by `convert`, in blocks that the L1 cache holds.
+template <class Out, class In, class Convert>
+static void transpose(Out* out, const In* inp, int rows, int cols, const Convert& convert) {
     constexpr int BLOCK = 32;
 #pragma omp parallel for schedule(static)
-    for (int begin = 0; begin < rows; begin += BLOCK)
-        for (int from = 0; from < cols; from += BLOCK)
-            for (int r = begin; r < std::min(rows, begin + BLOCK); r++)
-                for (int c = from; c < std::min(cols, from + BLOCK); c++)
-                    out[transposed ? int64_t(c) * rows + r : int64_t(r) * cols + c] =
-                        Out(float(inp[int64_t(r) * cols + c]) * scale);
+    for (int first = 0; first < cols; first += BLOCK)
+        for (int begin = 0; begin < rows; begin += BLOCK)
+            for (int c = first; c < std::min(cols, first + BLOCK); c++)
+                for (int r = begin; r < std::min(rows, begin + BLOCK); r++)
+                    out[int64_t(c) * rows + r] = convert(inp[int64_t(r) * cols + c]);
 }
 
 template <class floatX>
@@ -38,17 +37,27 @@ void cpu::muon_stack(floatX* stack, const MuonBatch& batch, Stream stream) {
     for (int i = 0; i < batch.count; i++) {
         float squares;
         sum_of_squares(&squares, batch.matrices[i], size, stream);
-        copy_scaled(stack + i * size, batch.matrices[i], batch.rows_of(i), batch.cols_of(i), batch.transposed[i],
-                    1.0f / (std::sqrt(squares) + 1e-7f));
+        const float *matrix = batch.matrices[i], scale = 1.0f / (std::sqrt(squares) + 1e-7f);
+        floatX* const out = stack + i * size;
+        if (batch.transposed[i]) {
+            transpose(out, matrix, batch.cols, batch.rows, [=](float x) { return floatX(x * scale); });
+            continue;
+        }
+#pragma omp parallel for simd schedule(static)
+        for (int64_t k = 0; k < size; k++) out[k] = floatX(matrix[k] * scale);
     }
 }
 
 template <class floatX>
 void cpu::muon_unstack(const MuonBatch& batch, const floatX* stack, Stream) {
     const int64_t size = int64_t(batch.rows) * batch.cols;
-    for (int i = 0; i < batch.count; i++)
-        copy_scaled(reinterpret_cast<floatX*>(batch.matrices[i]), stack + i * size, batch.rows, batch.cols,
-                    batch.transposed[i], 1.0f);
+    for (int i = 0; i < batch.count; i++) {
+        auto* const out = reinterpret_cast<floatX*>(batch.matrices[i]);
+        if (batch.transposed[i])
+            transpose(out, stack + i * size, batch.rows, batch.cols, [](floatX x) { return x; });
+        else
+            std::copy_n(stack + i * size, size, out);
+    }
 }
 
 template <class floatX>
