@@ -129,7 +129,7 @@ struct KernelLoops {
     template <int WIDTH, int FIRST = 0, class floatX>
     static INLINE void pack_transposed(float* panel, const floatX* x, int64_t ld) {
         constexpr int count = std::min(LANES, WIDTH - FIRST);
-        vec rows[LANES];
+        alignas(sizeof(vec)) vec rows[LANES];  // behind a reference clang forgets that a vec may lie anywhere
 #pragma GCC unroll 16
         for (int i = 0; i < LANES; i++) load(rows[i], x + (FIRST + std::min(i, count - 1)) * ld);
         swap_squares<1>(rows);
@@ -142,7 +142,7 @@ struct KernelLoops {
     }
     template <class floatX>
     static INLINE void load(vec& v, const floatX* x) {
-        float widened[LANES];
+        alignas(sizeof(vec)) float widened[LANES];
         for (int i = 0; i < LANES; i++) widened[i] = float(x[i]);
         v = *reinterpret_cast<const vec*>(widened);
     }
@@ -195,7 +195,7 @@ struct KernelLoops {
     // vectors of b, which are in the second.
     static INLINE void microkernel(float* c, int64_t ldc, const float* a, const float* b, int depth, bool accumulate) {
         constexpr int prefetch_distance = 16;  // steps of k
-        vec sums[MR][2] = {};
+        alignas(sizeof(vec)) vec sums[MR][2] = {};
 #pragma GCC unroll 16
         for (int i = 0; i < MR; i++)
             for (int half = 0; half < 2; half++) __builtin_prefetch(c + i * ldc + half * LANES);
