@@ -203,7 +203,7 @@ Plan describe(const Call<floatX>& call, const Route& route) {
     const int a_rows = transa ? k : m, a_cols = transa ? m : k, b_rows = transb ? n : k, b_cols = transb ? k : n;
     const auto init = [&](cublasLtMatrixLayoutOpaque_t& layout, cudaDataType_t type, int rows, int cols) {
         CUBLAS_CHECK(cublasLtMatrixLayoutInit(&layout, type, uint64_t(rows), uint64_t(cols), rows));
-        if (batch > 0) set_batch(layout, batch, int64_t(rows) * cols);
+        if (call.shape.batch > 0) set_batch(layout, call.shape.batch, int64_t(rows) * cols);
     };
     init(plan.a, types.a, a_rows, a_cols);
     init(plan.b, types.b, b_rows, b_cols);
