@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
+#include <sstream>
 
 #include "base/print.h"
 #include "base/files.h"
@@ -67,6 +69,21 @@ static std::vector<std::vector<Score>> score_all(const Options& o, Comm& comm, c
     }
     comm.reached("the end");
     return scores;
+}
+
+// Refuses a --rows that must not be replaced: a device, a pipe, or a file of --task.
+static void check_rows(const Options& o) {
+    std::error_code ignored;
+    if (o.rows.empty() || !path_exists(o.rows)) return;
+    if (!std::filesystem::is_regular_file(o.rows, ignored))
+        fail(EXIT_CANNOT_CREATE, "--rows %s is no regular file; give the name of a file, which is replaced",
+             o.rows.c_str());
+    std::string names = o.task;
+    std::replace(names.begin(), names.end(), '\n', ',');
+    std::istringstream files(names);
+    for (std::string file; std::getline(files, file, ',');)
+        ENSURE(!std::filesystem::equivalent(file, o.rows, ignored), "--rows %s is a file of --task; give another name",
+               o.rows.c_str());
 }
 
 // --task: prints a line for each task.
@@ -163,6 +180,7 @@ static int evaluate_model(const Options& o, Comm& comm, const Launch& launch) {
 }
 
 int run_eval(const Options& o, Dtype dtype, Comm& comm, const Launch& launch) {
+    check_rows(o);
     batch_memory_advice = "lower --micro-batch or --seq-len";
     return with_dtype(dtype, [&]<class floatX>(floatX) { return evaluate_model<floatX>(o, comm, launch); });
 }

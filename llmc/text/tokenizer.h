@@ -86,8 +86,8 @@ std::vector<std::string> written_merges(const Tokenizer& tokenizer);
 bool same_tokenizer(const Tokenizer& a, const Tokenizer& b);
 
 // Writes tokenizer.json, vocab.json, merges.txt, tokenizer_config.json and special_tokens_map.json, as transformers
-// reads them, into an existing directory; replaces files of these names. A file that the tokenizer was read from is
-// written as it was. model_max_length counts where there was no tokenizer_config.json.
+// reads them, into an existing directory; replaces or removes all files of a tokenizer there. A file that the tokenizer
+// was read from is written as it was. model_max_length counts where there was no tokenizer_config.json.
 void save_tokenizer(const Tokenizer& tokenizer, const std::string& directory, int model_max_length);
 // Changes the model_max_length of a tokenizer_config.json that was read.
 void set_model_max_length(Tokenizer& tokenizer, int length);

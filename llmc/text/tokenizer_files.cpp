@@ -71,6 +71,8 @@ static bool is_added(const Tokenizer& tokenizer, int id) {
 // ---- reading
 
 static constexpr const char* TEMPLATES = "additional_chat_templates";  // a folder
+static constexpr const char* SIDE_FILES[] = {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+                                             "chat_template.jinja"};
 
 using Ids = std::unordered_map<std::string, int>;  // ids by the token's text in the file
 
@@ -511,9 +513,8 @@ Tokenizer load_tokenizer(const std::string& path) {
     const bool is_alone = files.empty() && name != "tokenizer.json";  // other files beside it need not be its own
     if (files.empty()) files["tokenizer.json"] = read_tokenizer_file(path);
     if (is_alone) return parse_tokenizer(std::move(files), where);
-    for (const char* file : {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-                             "chat_template.jinja", "config.json"})
-        read(file, file);
+    for (const char* file : SIDE_FILES) read(file, file);
+    read("config.json", "config.json");
     if (is_directory(folder + "/" + TEMPLATES))
         for (const std::string& file : list_directory(folder + "/" + TEMPLATES))
             if (file.ends_with(".jinja")) read(TEMPLATES + ("/" + file), TEMPLATES + ("/" + file));
@@ -603,6 +604,9 @@ void save_tokenizer(const Tokenizer& tokenizer, const std::string& directory, in
         files["tokenizer_config.json"] = text(config);
         if (missing("special_tokens_map.json")) files["special_tokens_map.json"] = text(special_tokens);
     }
+    for (const char* name : SIDE_FILES)  // an earlier tokenizer may have left them
+        if (missing(name)) remove_tree(directory + "/" + name);
+    remove_tree(directory + "/" + TEMPLATES);
     if (files.lower_bound(TEMPLATES) != files.end() && files.lower_bound(TEMPLATES)->first.starts_with(TEMPLATES))
         make_directories(directory + "/" + TEMPLATES);
     replace_file(directory + "/tokenizer.json", files.at("tokenizer.json"));  // the largest: the disk may be full

@@ -166,6 +166,9 @@ def test_bad_rows_and_files_are_refused_before_the_model_is_loaded(trained, task
             tmp_path / "rows")
     assert not (tmp_path / "rows").exists()
     refused(66, "none.jsonl", task, f"{tasks / CHOICES},{tmp_path}/none.jsonl")
+    os.mkfifo(tmp_path / "pipe")
+    refused(73, f"--rows {tmp_path}/pipe is no regular file", task, tasks / CHOICES, "--rows", tmp_path / "pipe")
+    refused(2, "is a file of --task", task, f"{tasks}/words.jsonl,{tasks / CHOICES}", "--rows", tasks / CHOICES)
     text = "--eval-task is evaluated after a validation: give --val-data, and an --eval-every that is a multiple of " \
            "--val-every "
     for options in ("--val-every 4 --eval-every 6", "--val-every 0"):

@@ -103,6 +103,21 @@ def test_tokenize_says_how_many_bad_lines_it_skipped(data, tmp_path):
     assert "\n99 documents, " in said
 
 
+def test_a_replaced_tokenizer_leaves_no_file(data, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "king"}\n' * 9)
+    shutil.copytree(data, tmp_path / "more")
+    (tmp_path / "more/added_tokens.json").write_text('{"<new>": 300}')
+    (tmp_path / "more/tokenizer.json").unlink()
+    (tmp_path / "more/additional_chat_templates").mkdir()
+    (tmp_path / "more/additional_chat_templates/a.jinja").write_text("{{ messages }}")
+    command = [PROGRAM, "tokenize", tmp_path / "a.jsonl", "--output", tmp_path / "out", "--tokenizer"]
+    run(command, tmp_path / "more")
+    assert {"added_tokens.json", "additional_chat_templates"} <= {path.name for path in (tmp_path / "out").iterdir()}
+    run(command, data, "--replace")
+    of_data = {path.name for path in data.iterdir() if path.suffix != ".bin"}
+    assert {path.name for path in (tmp_path / "out").iterdir() if path.suffix != ".bin"} == of_data
+
+
 def test_the_validation_loss_does_not_depend_on_the_micro_batch(trained, data):
     def loss(batch):
         return float(re.search(r"loss ([0-9.]+)", run(
