@@ -150,6 +150,12 @@ TEST_CASE("--skip-bad-lines skips up to 1 % of the documents, for any number of 
                           (three.folder / "in/a.jsonl:51: has no text"));
         CHECK_FALSE(has_shards(three));
     }
+    std::string rows = "text,id\n";  // an open quote takes all rows behind it, which --skip-bad-lines does not count
+    for (int i = 0; i < 300; i++) rows += i == 200 ? "\"the,1\n" : "the,1\n";
+    TokenizeRun open_quote(Files{{"a.csv", rows}});
+    open_quote.options.inputs = {open_quote.folder / "in/a.csv"};
+    open_quote.options.skip_bad_lines = true;
+    check_refused(open_quote, EXIT_BAD_DATA, "a.csv:202: the quotes of a field have no end");
 }
 
 TEST_CASE("an output that exists is refused, unless --replace is given") {
