@@ -168,8 +168,7 @@ static size_t list_documents(CorpusReader& reader, Chunk& chunk, bool at_end) {
             border = {text.size(), text.size()};
             // Open quotes take all rows up to the end, more than --skip-bad-lines may skip: refused here.
             if (const char delimiter = delimiter_of(format))
-                fields_of(text.substr(begin), delimiter,
-                          chunk.file->path + ":" + std::to_string(reader.lines + 1));
+                fields_of(text.substr(begin), delimiter, chunk.file->path + ":" + std::to_string(reader.lines + 1));
         }
         if (!is_blank(text.substr(begin, border.end - begin))) {
             const bool val = begin_document(reader);
