@@ -15,6 +15,14 @@
 
 #include <array>
 
+// True where these instructions exist: in the emulator, and in code for sm_90a. The program has code for other GPUs, too.
+// There the body of a kernel in `if constexpr (HOPPER_CODE)` is empty, and nobody launches it.
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define HOPPER_CODE true
+#else
+#define HOPPER_CODE false
+#endif
+
 #if defined(__CUDACC__)
 
 namespace simt {
