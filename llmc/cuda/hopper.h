@@ -15,8 +15,8 @@
 
 #include <array>
 
-// True where these instructions exist: in the emulator, and in code for sm_90a. The program has code for other GPUs, too.
-// There the body of a kernel in `if constexpr (HOPPER_CODE)` is empty, and nobody launches it.
+// True where these instructions exist: in the emulator, and in code for sm_90a. The program has code for other GPUs,
+// too. There the body of a kernel in `if constexpr (HOPPER_CODE)` is empty, and nobody launches it.
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define HOPPER_CODE true
 #else

@@ -2,24 +2,8 @@
 // with those of the PTX ISA, and tensor maps. test_simt_hopper_bugs.cu has kernels with bugs.
 #include <doctest/doctest.h>
 
+#include "gpu/hopper_modes.h"
 #include "gpu/hopper_runs.h"
-
-// Copies and products run late, early and at random, with the threads in several orders.
-template <class F>
-static void in_every_mode(F f) {
-    const simt::Config before = simt::config;
-    for (const simt::Config& c : std::vector<simt::Config>{
-             {.order = simt::Order::forward, .async = simt::Async::late},
-             {.order = simt::Order::reverse, .async = simt::Async::early},
-             {.order = simt::Order::random, .order_seed = 1, .async = simt::Async::random, .async_seed = 1},
-             {.order = simt::Order::random, .order_seed = 2, .async = simt::Async::late, .async_seed = 2}}) {
-        CAPTURE(int(c.order));
-        CAPTURE(int(c.async));
-        simt::config = c;
-        f();
-    }
-    simt::config = before;
-}
 
 TEST_CASE("a persistent GEMM by wgmma and TMA is right in every mode") {
     static constexpr double bound = 0.005;  // of rounding to bf16

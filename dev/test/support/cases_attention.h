@@ -62,7 +62,7 @@ struct Bounds {
 };
 
 // Compares with the definition. Backward gets the definition's out and lse, so that an error of forward does not hide
-// an error of backward.
+// an error of backward. Here and below, `ops` are those under test.
 //
 // The bound for float arithmetic: A score is a sum of HS products of standard normal numbers, divided by sqrt(HS). Two
 // orders of summing it differ by about sqrt(HS) roundings, and two orders of summing over T keys by about sqrt(T). The
@@ -75,7 +75,8 @@ struct Bounds {
 // root of the sum of squares is below about 2; the first keys, which the most queries see, have the largest. So 6
 // standard deviations are 6 * 2 * (1/512) / sqrt(3) = 1.7 steps of bf16 for gradients, and half of that for out.
 template <class floatX, class Backend>
-void compare(const Backend& backend, Shape s, Bounds bounds = {}, float scale = 1.0f) {
+void compare(const Backend& backend, Shape s, Bounds bounds = {}, float scale = 1.0f,
+             const Ops<floatX>& ops = tested<floatX>) {
     INFO("B=", s.B, " T=", s.T, " NH=", s.NH, " HS=", s.HS);
     const auto qkv = random_tensor<floatX>(s.tokens() * 3 * s.C(), 1, scale);
     const auto dout = random_tensor<floatX>(s.tokens() * s.C(), 2);
@@ -90,19 +91,19 @@ void compare(const Backend& backend, Shape s, Bounds bounds = {}, float scale = 
             output("dqkv", backward(where, ops, s, qkv, dout, given), 3 * s.C(), step, 4 * sum_error + 1.7f * operands),
             output("decoded", decode(where, ops, s, qkv), s.C(), step, sum_error));
     };
-    backend.compare(outputs(OnHost{}, definition<floatX>), [&] { return outputs(backend, tested<floatX>); });
+    backend.compare(outputs(OnHost{}, definition<floatX>), [&] { return outputs(backend, ops); });
 }
 
 template <class floatX, class Backend>
-void same_bits_twice(const Backend& backend, Shape s) {
+void same_bits_twice(const Backend& backend, Shape s, const Ops<floatX>& ops = tested<floatX>) {
     CAPTURE(s.HS);
     const auto qkv = random_tensor<floatX>(s.tokens() * 3 * s.C(), 1);
     const auto dout = random_tensor<floatX>(s.tokens() * s.C(), 2);
     backend.on_each_variant([&] {
         const auto bits = [&] {
-            const auto r = forward(backend, tested<floatX>, s, qkv);
+            const auto r = forward(backend, ops, s, qkv);
             return outputs_of(output("out", r.out, 1, 0, 0), output("lse", r.lse, 1, 0, 0),
-                              output("dqkv", backward(backend, tested<floatX>, s, qkv, dout, r), 1, 0, 0));
+                              output("dqkv", backward(backend, ops, s, qkv, dout, r), 1, 0, 0));
         };
         expect_same_bits("", bits(), bits());
     });
@@ -112,7 +113,7 @@ void same_bits_twice(const Backend& backend, Shape s) {
 // position is 1. The weight of every other position is exp(-1000 / sqrt(HS)), which is at most 4e-39, or the smallest
 // number that the exp of a variant returns. lse_error: the allowed error of lse, 0 where 1000 / sqrt(HS) is exact.
 template <class floatX, class Backend>
-void one_hot_queries(const Backend& backend, int HS, float lse_error) {
+void one_hot_queries(const Backend& backend, int HS, float lse_error, const Ops<floatX>& ops = tested<floatX>) {
     CAPTURE(HS);
     const int T = 64, C = HS;
     const Shape s{1, T, 1, HS};
@@ -124,7 +125,7 @@ void one_hot_queries(const Backend& backend, int HS, float lse_error) {
         for (int i = 0; i < HS; i++) qkv[t * 3 * C + 2 * C + i] = floatX(float(t + i));
     }
     backend.on_each_variant([&] {
-        const auto [out, lse] = forward(backend, tested<floatX>, s, qkv);
+        const auto [out, lse] = forward(backend, ops, s, qkv);
         for (int t = 0; t < T; t++) {
             CHECK(std::fabs(lse[t] - 1000.0f / std::sqrt(float(HS))) <= lse_error);
             for (int i = 0; i < HS; i++) CHECK(std::fabs(float(out[t * C + i]) - float(chosen_key(t) + i)) < 1e-30f);
@@ -140,7 +141,8 @@ void one_hot_queries(const Backend& backend, int HS, float lse_error) {
 // 1e9 an unnormalized weight may be 2^-0.5 to 2^0.5, and is rounded before it is divided by itself. In float arithmetic
 // out is exact.
 template <class floatX, class Backend>
-void far_scores(const Backend& backend, int HS, float magnitude, bool on_tensor_cores) {
+void far_scores(const Backend& backend, int HS, float magnitude, bool on_tensor_cores,
+                const Ops<floatX>& ops = tested<floatX>) {
     INFO("HS=", HS, " magnitude=", magnitude);
     const Shape s{1, 140, 1, HS};
     auto qkv = random_tensor<floatX>(s.tokens() * 3 * HS, 1);
@@ -162,10 +164,11 @@ void far_scores(const Backend& backend, int HS, float magnitude, bool on_tensor_
     const float left = rounding * 5.0f * std::sqrt(float(HS)) * 5.0f * magnitude / std::sqrt(float(HS));
 
     backend.on_each_variant([&] {
-        const auto got = forward(backend, tested<floatX>, s, qkv);
-        const auto dqkv = backward(backend, tested<floatX>, s, qkv, dout, got);
+        const auto got = forward(backend, ops, s, qkv);
         expect_close("out", got.out, want.out, HS, on_tensor_cores ? rounding : 0.0f, 0.0f);
         expect_close("lse", got.lse, want.lse, s.T, 1e-5f, lse_error);
+        if (!ops.backward) return;
+        const auto dqkv = backward(backend, ops, s, qkv, dout, got);
         auto got_dv = poisoned<float>(dv.size());
         for (int t = 0; t < s.T; t++)
             for (int i = 0; i < HS; i++) {
@@ -180,24 +183,24 @@ void far_scores(const Backend& backend, int HS, float magnitude, bool on_tensor_
 
 // All queries from the key's position on see the key, and no earlier one does. With key 0 no row has a number left.
 template <class floatX, class Backend>
-void nan_in_a_key(const Backend& backend, int T, int key, int HS) {
+void nan_in_a_key(const Backend& backend, int T, int key, int HS, const Ops<floatX>& ops = tested<floatX>) {
     CAPTURE(HS);
     const Shape s{1, T, 1, HS};
     auto qkv = random_tensor<floatX>(s.tokens() * 3 * s.C(), 1);
     const auto dout = random_tensor<floatX>(s.tokens() * s.C(), 2);
     qkv[key * 3 * s.C() + s.C() + 3] = floatX(NAN);
     backend.on_each_variant([&] {
-        const auto got = forward(backend, tested<floatX>, s, qkv);
+        const auto got = forward(backend, ops, s, qkv);
         for (int t = 0; t < T; t++) {
             CAPTURE(t);
             CHECK(std::isnan(float(got.out[t * s.C()])) == (t >= key));
             CHECK(std::isnan(got.lse[t]) == (t >= key));
         }
-        const auto dqkv = backward(backend, tested<floatX>, s, qkv, dout, got);
+        const auto dqkv = backward(backend, ops, s, qkv, dout, got);
         const auto gradient = [&](int t, int part) { return float(dqkv[(t * 3 + part) * s.C()]); };
         for (int part = 0; part < 3; part++) CHECK(std::isnan(gradient(key, part)));
         CHECK(std::isnan(gradient(T - 1, 0)));
-        CHECK(std::isnan(float(decode(backend, tested<floatX>, s, qkv)[0])));
+        CHECK(std::isnan(float(decode(backend, ops, s, qkv)[0])));
     });
 }
 

@@ -1,0 +1,28 @@
+// hopper_modes.h: the emulator's modes for kernels that use the instructions of hopper.h.
+#pragma once
+#include <doctest/doctest.h>
+
+#include <vector>
+
+#include "cuda/simt.h"
+
+// Copies and products run late, early and at random, with the threads in several orders.
+template <class F>
+void in_every_mode(F f) {
+#ifdef SIMT_EMULATOR
+    const simt::Config before = simt::config;
+    for (const simt::Config& c : std::vector<simt::Config>{
+             {.order = simt::Order::forward, .async = simt::Async::late},
+             {.order = simt::Order::reverse, .async = simt::Async::early},
+             {.order = simt::Order::random, .order_seed = 1, .async = simt::Async::random, .async_seed = 1},
+             {.order = simt::Order::random, .order_seed = 2, .async = simt::Async::late, .async_seed = 2}}) {
+        CAPTURE(int(c.order));
+        CAPTURE(int(c.async));
+        simt::config = c;
+        f();
+    }
+    simt::config = before;
+#else
+    f();
+#endif
+}

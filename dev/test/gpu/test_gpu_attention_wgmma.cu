@@ -1,0 +1,51 @@
+// test_gpu_attention_wgmma.cu: the shared cases of causal attention (cases_attention.h) on the kernels for Hopper, in
+// every mode of the emulator, at lengths around the tiles.
+#include "cuda/attention_wgmma_forward.cuh"
+#include "gpu/gpu_backend.h"
+#include "gpu/hopper_modes.h"
+#include "support/cases_attention.h"
+
+using namespace attention_cases;
+
+static const GpuBackend gpu_backend;
+
+static void wgmma_forward(bf16* out, float* lse, const bf16* qkv, int B, int T, int NH, int HS, Stream stream) {
+    const auto launch = HS == 64 ? launch_attention_forward_wgmma<64> : launch_attention_forward_wgmma<128>;
+    launch(out, lse, qkv, B, T, NH, stream);
+}
+static const Ops<bf16> wgmma_ops{wgmma_forward, gpu::attention_backward<bf16>, gpu::attention_decode<bf16>};
+
+// The cases of forward alone.
+static const Ops<bf16> forward_ops{wgmma_forward, nullptr, nullptr};
+
+static void compare(Shape s, float scale = 1.0f) {
+    attention_cases::compare<bf16>(gpu_backend, s, {epsilon<bf16>(), 4 * epsilon<float>()}, scale, wgmma_ops);
+}
+
+TEST_CASE("attention on Hopper agrees with the definition at lengths around the tiles") {
+    in_every_mode([] {
+        for (const int HS : {64, 128})
+            for (const int T : {1, 64, 127, 128, 129, 200, 384}) compare({1, T, 1, HS});
+        compare({2, 200, 3, 64});  // two tiles for each of 4 blocks, or four
+        compare({2, 300, 2, 128});
+        compare({1, 1024, 1, 64});
+    });
+    compare({1, 1300, 2, 64});
+    compare({1, 150, 2, 64}, 2.0f);  // large, but not one-hot scores
+    compare({1, 150, 2, 128}, 2.0f);
+}
+
+TEST_CASE("attention on Hopper has the same bits in two runs") {
+    for (const int HS : {64, 128}) same_bits_twice<bf16>(gpu_backend, {2, 300, 3, HS}, wgmma_ops);
+}
+
+TEST_CASE("attention on Hopper: huge queries select one value, and scores of up to 1e32 do not overflow") {
+    for (const int HS : {64, 128}) one_hot_queries<bf16>(gpu_backend, HS, 125.0f * epsilon<float>(), wgmma_ops);
+    for (const int HS : {64, 128})
+        for (const float magnitude : {3e3f, 3e4f, 1e15f}) far_scores<bf16>(gpu_backend, HS, magnitude, true, forward_ops);
+}
+
+TEST_CASE("attention on Hopper: a NaN in a key reaches every later query, and none before") {
+    for (const int HS : {64, 128})
+        for (const int key : {0, 100}) nan_in_a_key<bf16>(gpu_backend, 150, key, HS, wgmma_ops);
+}
