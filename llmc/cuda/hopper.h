@@ -74,6 +74,9 @@ template <int ID>
 __device__ __forceinline__ void named_barrier(int threads) {
     asm volatile("bar.sync %0, %1;" ::"n"(ID), "r"(threads) : "memory");
 }
+__device__ __forceinline__ void named_barrier(int id, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
 template <int ID>
 __device__ __forceinline__ void named_arrive(int threads) {
     asm volatile("bar.arrive %0, %1;" ::"n"(ID), "r"(threads) : "memory");
@@ -294,6 +297,7 @@ __forceinline__ void named_barrier(int threads, SIMT_SITE) {
     static_assert(ID >= 1 && ID < 16);
     simt::named_barrier(ID, threads, true, site);
 }
+__forceinline__ void named_barrier(int id, int threads, SIMT_SITE) { simt::named_barrier(id, threads, true, site); }
 template <int ID>
 __forceinline__ void named_arrive(int threads, SIMT_SITE) {
     static_assert(ID >= 1 && ID < 16);

@@ -1,5 +1,6 @@
 // test_gpu_attention_wgmma.cu: the shared cases of causal attention (cases_attention.h) on the kernels for Hopper, in
 // every mode of the emulator, at lengths around the tiles.
+#include "cuda/attention_wgmma_backward.cuh"
 #include "cuda/attention_wgmma_forward.cuh"
 #include "gpu/gpu_backend.h"
 #include "gpu/hopper_modes.h"
@@ -13,10 +14,16 @@ static void wgmma_forward(bf16* out, float* lse, const bf16* qkv, int B, int T, 
     const auto launch = HS == 64 ? launch_attention_forward_wgmma<64> : launch_attention_forward_wgmma<128>;
     launch(out, lse, qkv, B, T, NH, stream);
 }
-static const Ops<bf16> wgmma_ops{wgmma_forward, gpu::attention_backward<bf16>, gpu::attention_decode<bf16>};
-
-// The cases of forward alone.
-static const Ops<bf16> forward_ops{wgmma_forward, nullptr, nullptr};
+// The scratch memory is NaN before each call, so that nothing depends on the call before.
+static void wgmma_backward(bf16* dqkv, const bf16* dout, const bf16* out, const float* lse, const bf16* qkv, int B,
+                           int T, int NH, int HS, Stream stream) {
+    const int64_t bytes = attention_wgmma_backward_scratch_bytes(B, T, NH, HS);
+    void* scratch = device_scratch(bytes);
+    check_cuda(cudaMemset(scratch, 0xff, size_t(bytes)));
+    const auto launch = HS == 64 ? launch_attention_backward_wgmma<64> : launch_attention_backward_wgmma<128>;
+    launch(dqkv, scratch, dout, out, lse, qkv, B, T, NH, stream);
+}
+static const Ops<bf16> wgmma_ops{wgmma_forward, wgmma_backward, gpu::attention_decode<bf16>};
 
 static void compare(Shape s, float scale = 1.0f) {
     attention_cases::compare<bf16>(gpu_backend, s, {epsilon<bf16>(), 4 * epsilon<float>()}, scale, wgmma_ops);
@@ -42,7 +49,7 @@ TEST_CASE("attention on Hopper has the same bits in two runs") {
 TEST_CASE("attention on Hopper: huge queries select one value, and scores of up to 1e32 do not overflow") {
     for (const int HS : {64, 128}) one_hot_queries<bf16>(gpu_backend, HS, 125.0f * epsilon<float>(), wgmma_ops);
     for (const int HS : {64, 128})
-        for (const float magnitude : {3e3f, 3e4f, 1e15f}) far_scores<bf16>(gpu_backend, HS, magnitude, true, forward_ops);
+        for (const float magnitude : {3e3f, 3e4f, 1e15f}) far_scores<bf16>(gpu_backend, HS, magnitude, true, wgmma_ops);
 }
 
 TEST_CASE("attention on Hopper: a NaN in a key reaches every later query, and none before") {

@@ -1,0 +1,491 @@
+// attention_wgmma_backward.cuh: backward of causal attention in bf16 for Hopper (sm_90a), for heads of 64 and 128
+// channels, in one kernel without atomics: the same input gives the same bits.
+//
+// A tile is a block of 128 keys n and a block of queries m that sees it (' : transposed, rows are keys):
+//   S' = K Q'   dP' = V dO'   P' = 2^(scale2 S' - lse2)   dS' = P' (dP' - delta)
+//   dV[n] += P' dO   dK[n] += dS' Q   dQ[m] += dS K
+// A thread block owns whole heads, so it adds the parts of dQ in the order of its own loop. dK and dV stay in
+// registers. The sums of dQ are in scratch memory, private to the thread block, and mostly stay in the L2 cache. A
+// thread reads and writes only its own elements, so nothing synchronizes them.
+//
+// Warpgroup 0 prepares tiles: a thread loads K, V, Q, dO and O by TMA, two warps compute delta = rowsum(dO O) and lse2.
+// Warpgroups 1 and 2 have 64 of the keys each. P' and dS' are operands in registers; dS' also goes to shared memory for
+// dQ, of which each warpgroup computes a half: of the queries, or of the channels if a head has 128. S' of the next
+// tile is computed while dQ is stored.
+//
+// Rows past the last token are zeros in shared memory and are not stored. Their queries have lse2 = infinity, so that
+// their weights are 0, and only they see their keys.
+#pragma once
+#include <algorithm>
+#include <cmath>
+
+#include "cuda/attention_mma.cuh"
+#include "cuda/hopper.h"
+
+struct BackwardArgs {
+    int heads, NH, T;  // heads: B * NH
+    int key_blocks, query_blocks;
+    float scale;
+    const float* lse;             // (B, NH, T)
+    float* dq;                    // (gridDim.x, query_blocks, 2 warpgroups, 8, 128 threads, 4)
+    QueryStatistics* statistics;  // (gridDim.x, query_blocks, QUERIES), in the order of publish_statistics
+};
+
+// The shared memory of a block, in bytes. Tiles have a box of TMA, 64 rows of 64 channels, after the other: first
+// along the rows.
+template <int HS>
+struct WgmmaBackward {
+    static constexpr int KEYS = 128, QUERIES = HS == 64 ? 128 : 64, BLOCKS_OF_QUERIES = KEYS / QUERIES;
+    static constexpr int BOX_ROWS = 64, BOX = BOX_ROWS * 128, KEY_BYTES = KEYS * HS * 2, QUERY_BYTES = QUERIES * HS * 2;
+    static constexpr int KEY_BUFFERS = HS == 64 ? 2 : 1, DS_BYTES = KEYS * QUERIES * 2;
+    static constexpr int THREADS = 384, STATISTICS_THREADS = 64;
+
+    static constexpr int AT_QUERIES = KEY_BUFFERS * 2 * KEY_BYTES, AT_OUT = AT_QUERIES + 4 * QUERY_BYTES;
+    static constexpr int AT_DS = AT_OUT + QUERY_BYTES, AT_STAGING = AT_DS + 2 * DS_BYTES;
+    static constexpr int AT_STATISTICS = AT_STAGING + 2 * BOX, AT_HUGE = AT_STATISTICS + 5 * QUERIES * 4;
+    static constexpr int AT_BARRIERS = AT_HUGE + 16, SHARED_BYTES = AT_BARRIERS + 12 * 8;
+    static_assert(SHARED_BYTES <= 227 << 10);
+
+    unsigned char* memory;
+    // Two of each: full and empty, of keys with values, of queries with dO; of statistics, which are empty when the
+    // queries are. Of O one.
+    uint64_t *keys_full, *keys_empty, *queries_full, *queries_empty, *statistics_full, *out_full, *out_empty;
+
+    __device__ WgmmaBackward() : memory(simt::dynamic_shared<unsigned char, 1024>()) {
+        keys_full = reinterpret_cast<uint64_t*>(memory + AT_BARRIERS);
+        keys_empty = keys_full + 2;
+        queries_full = keys_empty + 2;
+        queries_empty = queries_full + 2;
+        statistics_full = queries_empty + 2;
+        out_full = statistics_full + 2;
+        out_empty = out_full + 1;
+    }
+    __device__ unsigned char* keys(int number) const { return memory + number % KEY_BUFFERS * 2 * KEY_BYTES; }
+    __device__ unsigned char* values(int number) const { return keys(number) + KEY_BYTES; }
+    __device__ unsigned char* queries(int number) const { return memory + AT_QUERIES + number % 2 * 2 * QUERY_BYTES; }
+    __device__ unsigned char* douts(int number) const { return queries(number) + QUERY_BYTES; }
+    __device__ unsigned char* out() const { return memory + AT_OUT; }
+    __device__ unsigned char* ds(int number) const { return memory + AT_DS + number % 2 * DS_BYTES; }
+    __device__ float* zeros() const { return reinterpret_cast<float*>(memory + AT_STATISTICS); }
+    __device__ float* lse2(int number) const { return zeros() + (2 * (number % 2) + 1) * QUERIES; }
+    __device__ float* delta(int number) const { return lse2(number) + QUERIES; }
+    // Of each statistics warp, whether it has a query whose lse is huge.
+    __device__ int* huge(int number) const { return reinterpret_cast<int*>(memory + AT_HUGE) + number % 2 * 2; }
+
+    __device__ void init() const {  // by all threads
+        if (threadIdx.x < QUERIES) zeros()[threadIdx.x] = 0.0f;
+        if (threadIdx.x == 0) {
+            for (int s = 0; s < 2; s++) {
+                mbarrier_init(keys_full + s, 1);
+                mbarrier_init(keys_empty + s, 8);  // the warps of two warpgroups
+                mbarrier_init(queries_full + s, 1);
+                mbarrier_init(queries_empty + s, 8);
+                mbarrier_init(statistics_full + s, STATISTICS_THREADS);
+            }
+            mbarrier_init(out_full, 1);
+            mbarrier_init(out_empty, STATISTICS_THREADS);
+            fence_mbarrier_init();
+        }
+        __syncthreads();
+    }
+};
+
+// The tiles of a thread block in their order: of each of its heads the blocks of keys n, and of each of these the
+// blocks of queries m that see it, forwards and backwards in turn: the last ones are in the L2 cache.
+template <int HS>
+struct BackwardTile {
+    static constexpr int BLOCKS_OF_QUERIES = WgmmaBackward<HS>::BLOCKS_OF_QUERIES;
+    int head = int(blockIdx.x), n = 0, m = 0;
+    int number = 0, keys_number = 0;  // of the tile, and of its keys, among those of the thread block
+
+    __device__ bool is_at(bool end, const BackwardArgs& args) const {
+        return m == (end ? args.query_blocks - 1 : n * BLOCKS_OF_QUERIES);
+    }
+    __device__ bool has_new_keys(const BackwardArgs& args) const { return is_at(n % 2 == 1, args); }
+    __device__ bool ends_keys(const BackwardArgs& args) const { return is_at(n % 2 == 0, args); }
+    // The mask cuts the tile, and its queries see no later keys.
+    __device__ bool is_diagonal() const { return m < (n + 1) * BLOCKS_OF_QUERIES; }
+    __device__ BackwardTile next(const BackwardArgs& args) const {
+        BackwardTile t = *this;
+        const bool new_keys = ends_keys(args), new_head = new_keys && n + 1 == args.key_blocks;
+        t.number++;
+        t.keys_number += new_keys;
+        t.head += new_head ? int(gridDim.x) : 0;
+        t.n = new_head ? 0 : n + new_keys;
+        if (!new_keys)
+            t.m += n % 2 ? -1 : 1;
+        else
+            t.m = t.n % 2 ? args.query_blocks - 1 : t.n * BLOCKS_OF_QUERIES;
+        return t;
+    }
+};
+
+// One thread loads the tiles, and O with the first keys.
+template <int HS>
+__device__ __forceinline__ void load_backward_tiles(const WgmmaBackward<HS>& shared, const CUtensorMap* qkv_map,
+                                                    const CUtensorMap* dout_map, const CUtensorMap* out_map,
+                                                    const BackwardArgs& args) {
+    using W = WgmmaBackward<HS>;
+    const int C = args.NH * HS;
+    int outs = 0;
+    for (BackwardTile<HS> t; t.head < args.heads; t = t.next(args)) {
+        const int b = t.head / args.NH, channel = t.head % args.NH * HS, key = t.n * W::KEYS, query = t.m * W::QUERIES;
+        // `rows` rows from `row` on of the HS columns from `column` on.
+        const auto load = [&](unsigned char* to, const CUtensorMap* map, int column, int row, int rows, uint64_t* bar) {
+            for (int c = 0; c < HS; c += 64)
+                for (int r = 0; r < rows; r += W::BOX_ROWS, to += W::BOX)
+                    tma_load(to, map, column + c, row + r, b, bar);
+        };
+        if (t.has_new_keys(args)) {
+            uint64_t* const full = shared.keys_full + t.keys_number % W::KEY_BUFFERS;
+            mbarrier_wait(shared.keys_empty + t.keys_number % W::KEY_BUFFERS, (t.keys_number / W::KEY_BUFFERS + 1) & 1);
+            mbarrier_arrive_expect(full, 2 * W::KEY_BYTES);
+            load(shared.keys(t.keys_number), qkv_map, C + channel, key, W::KEYS, full);
+            load(shared.values(t.keys_number), qkv_map, 2 * C + channel, key, W::KEYS, full);
+        }
+        uint64_t* const full = shared.queries_full + t.number % 2;
+        mbarrier_wait(shared.queries_empty + t.number % 2, (t.number / 2 + 1) & 1);
+        mbarrier_arrive_expect(full, 2 * W::QUERY_BYTES);
+        load(shared.queries(t.number), qkv_map, channel, query, W::QUERIES, full);
+        load(shared.douts(t.number), dout_map, channel, query, W::QUERIES, full);
+        if (t.n > 0) continue;
+        mbarrier_wait(shared.out_empty, (outs++ + 1) & 1);
+        mbarrier_arrive_expect(shared.out_full, W::QUERY_BYTES);
+        load(shared.out(), out_map, channel, query, W::QUERIES, shared.out_full);
+    }
+}
+
+// The sum of products of a row of two tiles of queries.
+template <int HS>
+__device__ __forceinline__ float product_of_rows(const unsigned char* a, const unsigned char* b, int row) {
+    float sum = 0.0f;
+    UNROLL_BY(1)
+    for (int c = 0; c < HS / 8; c++) {
+        const int at = c / 8 * WgmmaBackward<HS>::QUERIES * 128 + swizzled(row, c % 8);
+        const Vec<bf16> x = load128(reinterpret_cast<const bf16*>(a + at));
+        const Vec<bf16> y = load128(reinterpret_cast<const bf16*>(b + at));
+        UNROLL
+        for (int i = 0; i < x.size; i++) sum += float(x[i]) * float(y[i]);
+    }
+    return sum;
+}
+
+// Two warps put lse2 and delta of each tile's queries into shared memory: a thread every 64th query. They compute them
+// for a head's first keys, and keep them in scratch memory for the others.
+template <int HS>
+__device__ __forceinline__ void publish_statistics(const WgmmaBackward<HS>& shared, const BackwardArgs& args) {
+    using W = WgmmaBackward<HS>;
+    const int thread = int(threadIdx.x) % W::STATISTICS_THREADS;
+    int outs = 0;
+    for (BackwardTile<HS> t; t.head < args.heads; t = t.next(args)) {
+        QueryStatistics* kept = args.statistics + (int64_t(blockIdx.x) * args.query_blocks + t.m) * W::QUERIES + thread;
+        const int s = t.number % 2, phase = t.number / 2;
+        mbarrier_wait(shared.queries_empty + s, (phase + 1) & 1);
+        if (t.n == 0) {
+            mbarrier_wait(shared.queries_full + s, phase & 1);
+            mbarrier_wait(shared.out_full, outs++ & 1);
+        }
+        bool huge = false;
+        UNROLL
+        for (int i = 0; i < W::QUERIES; i += W::STATISTICS_THREADS) {
+            const int row = thread + i, query = t.m * W::QUERIES + row;
+            QueryStatistics own = {};
+            if (t.n > 0) {
+                own = kept[i];
+            } else {
+                own.lse2 = query < args.T ? args.lse[int64_t(t.head) * args.T + query] * LOG2_E : INFINITY;
+                own.delta = product_of_rows<HS>(shared.out(), shared.douts(t.number), row);
+                kept[i] = own;
+            }
+            shared.lse2(t.number)[row] = own.lse2;
+            shared.delta(t.number)[row] = own.delta;
+            huge = huge || (own.lse_is_huge() && own.lse2 < INFINITY);
+        }
+        huge = __any_sync(FULL_MASK, huge);
+        if (thread % WARP_SIZE == 0) shared.huge(t.number)[thread / WARP_SIZE] = huge;
+        if (t.n == 0) mbarrier_arrive(shared.out_empty);
+        mbarrier_arrive(shared.statistics_full + s);
+    }
+}
+
+// d = A B', for 64 rows of A and all rows of B, which have HS channels.
+template <int HS, int R>
+__device__ __forceinline__ void start_product_of_rows(float (&d)[R], const unsigned char* a, int rows_of_a,
+                                                      const unsigned char* b) {
+    const uint64_t da = descriptor_of(a), db = descriptor_of(b);
+    wgmma_fence();
+    UNROLL
+    for (int k = 0; k < HS / 16; k++)  // four in a row of a tile
+        wgmma<false, false>(d, da + k / 4 * (rows_of_a * 128 >> 4) + k % 4 * K_STEP,
+                            db + k / 4 * (2 * R * 128 >> 4) + k % 4 * K_STEP, k > 0);
+    wgmma_commit();
+}
+
+// d = A B, plus d if `accumulate`, for A in registers. B has as many rows as A columns, and 2 R channels.
+template <int R, int K>
+__device__ __forceinline__ void add_product(float (&d)[R], const uint32_t (&a)[K][4], const unsigned char* b,
+                                            bool accumulate) {
+    const uint64_t db = transposed_descriptor_of(b, K * 16 * 128);
+    UNROLL
+    for (int k = 0; k < K; k++) wgmma<true>(d, a[k], db + k * TRANSPOSED_K_STEP, accumulate || k > 0);
+}
+
+// What a thread of warpgroup 1 or 2 does: it has the keys (lane / 4 and lane / 4 + 8, of the 16 of its warp) and the
+// queries (8 j + column and the next one) that wgmma gives it.
+template <int HS>
+struct BackwardConsumer {
+    using W = WgmmaBackward<HS>;
+    static constexpr int QUERIES = W::QUERIES, PAIRS = QUERIES / 16;
+    using Operand = uint32_t[PAIRS][4];  // 64 keys of a warpgroup and the queries, in bf16
+
+    const W& shared;
+    const BackwardArgs& args;
+    const CUtensorMap* dqkv_map;
+    int group = int(threadIdx.x) / 128 - 1, thread = int(threadIdx.x) % 128, lane = int(threadIdx.x) % 32;
+    int column = lane % 4 * 2;
+    float s[QUERIES / 2], dk[HS / 2], dv[HS / 2];
+
+    __device__ BackwardConsumer(const W& shared, const BackwardArgs& args, const CUtensorMap* dqkv_map)
+        : shared(shared), args(args), dqkv_map(dqkv_map) {}
+    __device__ __forceinline__ void group_barrier() const { named_barrier(2 + group, 128); }
+    __device__ __forceinline__ void release(uint64_t* barrier) const {
+        if (lane == 0) mbarrier_arrive(barrier);
+    }
+
+    // S' of a tile, whose operands are waited for if they are `new_tile`.
+    __device__ __forceinline__ void start_scores(const BackwardTile<HS>& t, bool new_tile) {
+        const int k = t.keys_number, q = t.number;
+        if (new_tile && t.has_new_keys(args))
+            mbarrier_wait(shared.keys_full + k % W::KEY_BUFFERS, k / W::KEY_BUFFERS & 1);
+        if (new_tile) mbarrier_wait(shared.queries_full + q % 2, q / 2 & 1);
+        start_product_of_rows<HS>(s, shared.keys(k) + group * W::BOX, W::KEYS, shared.queries(q));
+    }
+
+    // Weights of keys that queries do not see become 0.
+    __device__ __forceinline__ void mask(const BackwardTile<HS>& t) {
+        const int key = t.n * W::KEYS + group * 64 + thread / 32 * 16 + lane / 4, query = t.m * QUERIES + column;
+        UNROLL
+        for (int i = 0; i < QUERIES / 2; i++)
+            if (key + i / 2 % 2 * 8 > query + i / 4 * 8 + i % 2) s[i] = -INFINITY;
+    }
+
+    // P' = 2^(scale2 S' - lse2)
+    __device__ __forceinline__ void weigh(Operand& p, const BackwardTile<HS>& t) {
+        const float* lse2 = shared.lse2(t.number) + column;
+        float scale2 = args.scale * LOG2_E;
+        if (shared.huge(t.number)[0] | shared.huge(t.number)[1]) {  // then s becomes the exponents
+            UNROLL
+            for (int i = 0; i < QUERIES / 2; i++) {
+                const QueryStatistics query{lse2[i / 4 * 8 + i % 2], 0.0f};
+                s[i] = query.clamp_exponent(fmaf(s[i], scale2, -query.lse2));
+            }
+            lse2 = shared.zeros() + column;
+            scale2 = 1.0f;
+        }
+        UNROLL
+        for (int j = 0; j < QUERIES / 8; j++) {
+            const float2 l = *reinterpret_cast<const float2*>(lse2 + 8 * j);
+            UNROLL
+            for (int half = 0; half < 2; half++) {
+                const float* x = &s[4 * j + 2 * half];
+                p[j / 2][j % 2 * 2 + half] =
+                    pack_bf16(exp2_fast(fmaf(x[0], scale2, -l.x)), exp2_fast(fmaf(x[1], scale2, -l.y)));
+            }
+        }
+    }
+
+    // dS' = P' (dP' - delta)
+    __device__ __forceinline__ void score_gradients(Operand& ds, const Operand& p, const float (&dp)[QUERIES / 2],
+                                                    const BackwardTile<HS>& t) const {
+        UNROLL
+        for (int j = 0; j < QUERIES / 8; j++) {
+            const float2 delta = *reinterpret_cast<const float2*>(shared.delta(t.number) + column + 8 * j);
+            UNROLL
+            for (int half = 0; half < 2; half++) {
+                const uint32_t pair = p[j / 2][j % 2 * 2 + half];
+                const float low = __builtin_bit_cast(float, pair << 16) * (dp[4 * j + 2 * half] - delta.x);
+                const float high = __builtin_bit_cast(float, pair & 0xffff0000u) * (dp[4 * j + 2 * half + 1] - delta.y);
+                ds[j / 2][j % 2 * 2 + half] = pack_bf16(low, high);
+            }
+        }
+    }
+
+    // dS' in tiles of 128 keys and 64 queries.
+    __device__ __forceinline__ void share(const Operand& ds, unsigned char* to) const {
+        const int row = group * 64 + thread / 32 * 16 + lane % 16;
+        UNROLL
+        for (int j = 0; j < QUERIES / 8; j += 2)
+            stmatrix_x4(to + j / 8 * 2 * W::BOX + swizzled(row, (j + lane / 16) % 8), ds[j / 2]);
+        fence_proxy_async();
+    }
+
+    // The thread's sums of dQ in scratch memory.
+    __device__ __forceinline__ float* kept_sums(const BackwardTile<HS>& t) const {
+        return args.dq + int64_t(blockIdx.x) * args.query_blocks * 8192 +
+               unsigned((t.m * 2 + group) * 4096 + thread * 4);
+    }
+
+    // Half of dQ = dS K.
+    __device__ __forceinline__ void start_query_gradients(float (&dq)[32], const BackwardTile<HS>& t) const {
+        const int half = group * 2 * W::BOX;  // of the queries, or of the channels
+        const uint64_t a = transposed_descriptor_of(shared.ds(t.number) + (HS == 64 ? half : 0), 0);
+        const uint64_t b = transposed_descriptor_of(shared.keys(t.keys_number) + (HS == 64 ? 0 : half), 0);
+        UNROLL
+        for (int k = 0; k < W::KEYS / 16; k++)
+            wgmma<true, true>(dq, a + k * TRANSPOSED_K_STEP, b + k * TRANSPOSED_K_STEP, k > 0);
+    }
+
+    // Rounds 64 rows, and stores them to part 0, 1 or 2 of dqkv, from row `row` and channel `channel` of the head on.
+    template <int R>
+    __device__ __forceinline__ void store_rows(const float (&x)[R], float factor, const BackwardTile<HS>& t, int part,
+                                               int row, int channel) const {
+        unsigned char* const staging = shared.memory + W::AT_STAGING + group * W::BOX;
+        UNROLL
+        for (int c = 0; c < R; c += 32) {
+            if (thread == 0) store_wait_read<0>();
+            group_barrier();
+            UNROLL
+            for (int j = 0; j < 8; j += 2) {
+                uint32_t r[4];
+                UNROLL
+                for (int i = 0; i < 4; i++)
+                    r[i] = pack_bf16(x[c + 4 * j + 2 * i] * factor, x[c + 4 * j + 2 * i + 1] * factor);
+                stmatrix_x4(staging + swizzled(thread / 32 * 16 + lane % 16, j + lane / 16), r);
+            }
+            fence_proxy_async();
+            group_barrier();
+            if (thread != 0) continue;
+            const int column = (part * args.NH + t.head % args.NH) * HS + channel + 2 * c;
+            tma_store(dqkv_map, staging, column, row, t.head / args.NH);
+            store_commit();
+        }
+    }
+
+    // Adds the tile's gradients. On entry s is S', on exit that of the next tile, if there is one.
+    __device__ __forceinline__ void add_tile(const BackwardTile<HS>& t, const BackwardTile<HS>& next, bool has_next) {
+        float dp[QUERIES / 2], dq[32];
+        Operand p, ds;
+        start_product_of_rows<HS>(dp, shared.values(t.keys_number) + group * W::BOX, W::KEYS, shared.douts(t.number));
+        mbarrier_wait(shared.statistics_full + t.number % 2, t.number / 2 & 1);
+        if (t.is_diagonal()) mask(t);
+        weigh(p, t);
+        wgmma_fence();
+        add_product(dv, p, shared.douts(t.number), !t.has_new_keys(args));
+        wgmma_commit();
+        wgmma_wait<1>();  // dP'
+        score_gradients(ds, p, dp, t);
+        Vec<float> sums[8] = {};  // of dQ; they arrive during the products
+        if (t.n > 0) {
+            UNROLL
+            for (int i = 0; i < 8; i++) sums[i] = load128(kept_sums(t) + i * 512);
+        }
+        wgmma_wait<0>();  // dV: its operand leaves the registers
+        share(ds, shared.ds(t.number));
+        named_barrier<1>(256);
+        wgmma_fence();
+        add_product(dk, ds, shared.queries(t.number), !t.has_new_keys(args));
+        start_query_gradients(dq, t);
+        wgmma_commit();
+        wgmma_wait<0>();
+        release(shared.queries_empty + t.number % 2);
+        if (t.ends_keys(args)) release(shared.keys_empty + t.keys_number % W::KEY_BUFFERS);
+        start_scores(next, has_next);
+        UNROLL
+        for (int i = 0; i < 32; i++) dq[i] += sums[i / 4][i % 4];
+        if (t.is_diagonal()) {
+            store_rows(dq, args.scale, t, 0, t.m * QUERIES + (HS == 64 ? group * 64 : 0), HS == 64 ? 0 : group * 64);
+        } else {
+            UNROLL
+            for (int i = 0; i < 8; i++)
+                store128_whole(kept_sums(t) + i * 512,
+                               Vec<float>{{dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]}});
+        }
+        wgmma_wait<0>();  // S': ptxas serializes wgmma that are pending at the end of an iteration
+        if (!t.ends_keys(args)) return;
+        store_rows(dk, args.scale, t, 1, t.n * W::KEYS + group * 64, 0);
+        store_rows(dv, 1.0f, t, 2, t.n * W::KEYS + group * 64, 0);
+    }
+
+    // Without a next tile the last one's scores are computed again, and not read: a branch around wgmma would make
+    // ptxas serialize.
+    __device__ __forceinline__ void run() {
+        BackwardTile<HS> t;
+        start_scores(t, true);
+        wgmma_wait<0>();
+        for (bool has_next = true; has_next;) {
+            BackwardTile<HS> next = t.next(args);
+            has_next = next.head < args.heads;
+            if (!has_next) next = t;
+            add_tile(t, next, has_next);
+            t = next;
+        }
+        if (thread == 0) store_wait<0>();
+    }
+};
+
+template <int HS>
+__global__ void __launch_bounds__(WgmmaBackward<HS>::THREADS, 1)
+    attention_backward_wgmma_kernel(const __grid_constant__ CUtensorMap qkv_map,
+                                    const __grid_constant__ CUtensorMap dout_map,
+                                    const __grid_constant__ CUtensorMap out_map,
+                                    const __grid_constant__ CUtensorMap dqkv_map, BackwardArgs args) {
+    if constexpr (HOPPER_CODE) {
+        const WgmmaBackward<HS> shared;
+        shared.init();
+        const int warp = int(threadIdx.x) / WARP_SIZE;
+        if (warp < 4) {
+            give_registers<40>();
+            if (warp == 0 && elect_one()) load_backward_tiles(shared, &qkv_map, &dout_map, &out_map, args);
+            if (warp >= 2) publish_statistics(shared, args);
+        } else {
+            take_registers<232>();
+            BackwardConsumer<HS>(shared, args, &dqkv_map).run();
+        }
+    }
+}
+
+// ---- Launch
+
+// Blocks of the grid, and arguments whose pointers are offsets in scratch memory.
+template <int HS>
+struct BackwardPlan {
+    using W = WgmmaBackward<HS>;
+    int heads, key_blocks, query_blocks, grid;
+    int64_t dq_bytes, statistics_bytes;
+
+    BackwardPlan(int B, int T, int NH)
+        : heads(B * NH), key_blocks(ceil_div(T, W::KEYS)), query_blocks(ceil_div(T, W::QUERIES)) {
+        grid = std::min(heads, simt::resident_blocks(attention_backward_wgmma_kernel<HS>, W::THREADS, W::SHARED_BYTES));
+        const int64_t queries = int64_t(grid) * query_blocks * W::QUERIES;
+        dq_bytes = queries * HS * int64_t(sizeof(float));
+        statistics_bytes = queries * int64_t(sizeof(QueryStatistics));
+    }
+};
+
+// Bytes of scratch memory for launch_attention_backward_wgmma. HS is 64 or 128.
+inline int64_t attention_wgmma_backward_scratch_bytes(int B, int T, int NH, int HS) {
+    const auto bytes = [](const auto& plan) { return plan.dq_bytes + plan.statistics_bytes; };
+    return HS == 64 ? bytes(BackwardPlan<64>(B, T, NH)) : bytes(BackwardPlan<128>(B, T, NH));
+}
+
+template <int HS>
+void launch_attention_backward_wgmma(bf16* dqkv, void* scratch, const bf16* dout, const bf16* out, const float* lse,
+                                     const bf16* qkv, int B, int T, int NH, Stream stream) {
+    using W = WgmmaBackward<HS>;
+    const BackwardPlan<HS> plan(B, T, NH);
+    char* const memory = static_cast<char*>(scratch);
+    const BackwardArgs args{plan.heads,
+                            NH,
+                            T,
+                            plan.key_blocks,
+                            plan.query_blocks,
+                            1.0f / std::sqrt(float(HS)),
+                            lse,
+                            reinterpret_cast<float*>(memory),
+                            reinterpret_cast<QueryStatistics*>(memory + plan.dq_bytes)};
+    const auto map = [&](const bf16* data, int parts) {
+        return simt::tensor_map<bf16, 3>(data, {B, T, int64_t(parts) * NH * HS}, {1, W::BOX_ROWS, 64});
+    };
+    simt::launch(attention_backward_wgmma_kernel<HS>, unsigned(plan.grid), W::THREADS, W::SHARED_BYTES, stream,
+                 map(qkv, 3), map(dout, 1), map(out, 1), map(dqkv, 3), args);
+}
