@@ -5,13 +5,13 @@
 //   S' = K Q'   dP' = V dO'   P' = 2^(scale2 S' - lse2)   dS' = P' (dP' - delta)
 //   dV[n] += P' dO   dK[n] += dS' Q   dQ[m] += dS K
 // A thread block owns whole heads, so it adds the parts of dQ in the order of its own loop. dK and dV stay in
-// registers. The sums of dQ are in scratch memory, private to the thread block, and mostly stay in the L2 cache. A
-// thread reads and writes only its own elements, so nothing synchronizes them.
+// registers. The sums of dQ are in scratch memory, private to the thread block. Each thread adds its own elements there
+// in the L2 cache, and no thread waits for it.
 //
 // Warpgroup 0 prepares tiles: a thread loads K, V, Q, dO and O by TMA, two warps compute delta = rowsum(dO O) and lse2.
-// Warpgroups 1 and 2 have 64 of the keys each. P' and dS' are operands in registers; dS' also goes to shared memory for
-// dQ, of which each warpgroup computes a half: of the queries, or of the channels if a head has 128. S' of the next
-// tile is computed while dQ is stored.
+// Warpgroups 1 and 2 have 64 of the keys each. P' is an operand in registers. dS' goes to shared memory, also for dQ, of
+// which each warpgroup computes a half: of the queries, or of the channels if a head has 128. With 64 channels, S' of
+// the next tile is computed behind dK and dQ of this one.
 //
 // Rows past the last token are zeros in shared memory and are not stored. Their queries have lse2 = infinity, so that
 // their weights are 0, and only they see their keys.
@@ -36,7 +36,8 @@ struct BackwardArgs {
 template <int HS>
 struct WgmmaBackward {
     static constexpr int KEYS = 128, QUERIES = HS == 64 ? 128 : 64, BLOCKS_OF_QUERIES = KEYS / QUERIES;
-    static constexpr int BOX_ROWS = 64, BOX = BOX_ROWS * 128, KEY_BYTES = KEYS * HS * 2, QUERY_BYTES = QUERIES * HS * 2;
+    static constexpr int STORED_ROWS = 16, BOX_ROWS = 64, BOX = BOX_ROWS * 128, KEY_BYTES = KEYS * HS * 2,
+                         QUERY_BYTES = QUERIES * HS * 2;
     static constexpr int KEY_BUFFERS = HS == 64 ? 2 : 1, DS_BYTES = KEYS * QUERIES * 2;
     static constexpr int THREADS = 384, STATISTICS_THREADS = 64;
 
@@ -236,7 +237,8 @@ template <int HS>
 struct BackwardConsumer {
     using W = WgmmaBackward<HS>;
     static constexpr int QUERIES = W::QUERIES, PAIRS = QUERIES / 16;
-    using Operand = uint32_t[PAIRS][4];  // 64 keys of a warpgroup and the queries, in bf16
+    static constexpr bool AHEAD = W::KEY_BUFFERS == 2;  // the next keys are there before these are released
+    using Operand = uint32_t[PAIRS][4];                 // 64 keys of a warpgroup and the queries, in bf16
 
     const W& shared;
     const BackwardArgs& args;
@@ -247,7 +249,6 @@ struct BackwardConsumer {
 
     __device__ BackwardConsumer(const W& shared, const BackwardArgs& args, const CUtensorMap* dqkv_map)
         : shared(shared), args(args), dqkv_map(dqkv_map) {}
-    __device__ __forceinline__ void group_barrier() const { named_barrier(2 + group, 128); }
     __device__ __forceinline__ void release(uint64_t* barrier) const {
         if (lane == 0) mbarrier_arrive(barrier);
     }
@@ -319,10 +320,14 @@ struct BackwardConsumer {
         fence_proxy_async();
     }
 
-    // The thread's sums of dQ in scratch memory.
-    __device__ __forceinline__ float* kept_sums(const BackwardTile<HS>& t) const {
-        return args.dq + int64_t(blockIdx.x) * args.query_blocks * 8192 +
-               unsigned((t.m * 2 + group) * 4096 + thread * 4);
+    // dK += dS' Q, with dS' from shared memory, which leaves registers to S' of the next tile.
+    __device__ __forceinline__ void start_key_gradients(const BackwardTile<HS>& t) {
+        const uint64_t a = descriptor_of(shared.ds(t.number) + group * W::BOX);
+        const uint64_t b = transposed_descriptor_of(shared.queries(t.number), QUERIES * 128);
+        UNROLL
+        for (int k = 0; k < QUERIES / 16; k++)
+            wgmma<false, true>(dk, a + k / 4 * (2 * W::BOX >> 4) + k % 4 * K_STEP, b + k * TRANSPOSED_K_STEP,
+                               !t.has_new_keys(args) || k > 0);
     }
 
     // Half of dQ = dS K.
@@ -336,28 +341,56 @@ struct BackwardConsumer {
     }
 
     // Rounds 64 rows, and stores them to part 0, 1 or 2 of dqkv, from row `row` and channel `channel` of the head on.
+    // Each warp stores 16 rows.
     template <int R>
     __device__ __forceinline__ void store_rows(const float (&x)[R], float factor, const BackwardTile<HS>& t, int part,
                                                int row, int channel) const {
-        unsigned char* const staging = shared.memory + W::AT_STAGING + group * W::BOX;
+        const int warp_row = thread / WARP_SIZE * W::STORED_ROWS;
+        unsigned char* const staging = shared.memory + W::AT_STAGING + group * W::BOX + warp_row * 128;
         UNROLL
         for (int c = 0; c < R; c += 32) {
-            if (thread == 0) store_wait_read<0>();
-            group_barrier();
+            if (lane == 0) store_wait_read<0>();
+            __syncwarp();
             UNROLL
             for (int j = 0; j < 8; j += 2) {
                 uint32_t r[4];
                 UNROLL
                 for (int i = 0; i < 4; i++)
                     r[i] = pack_bf16(x[c + 4 * j + 2 * i] * factor, x[c + 4 * j + 2 * i + 1] * factor);
-                stmatrix_x4(staging + swizzled(thread / 32 * 16 + lane % 16, j + lane / 16), r);
+                stmatrix_x4(staging + swizzled(lane % 16, j + lane / 16), r);
             }
             fence_proxy_async();
-            group_barrier();
-            if (thread != 0) continue;
-            const int column = (part * args.NH + t.head % args.NH) * HS + channel + 2 * c;
-            tma_store(dqkv_map, staging, column, row, t.head / args.NH);
-            store_commit();
+            __syncwarp();
+            if (lane == 0) {
+                const int column = (part * args.NH + t.head % args.NH) * HS + channel + 2 * c;
+                tma_store(dqkv_map, staging, column, row + warp_row, t.head / args.NH);
+                store_commit();
+            }
+        }
+    }
+
+    // dQ is stored if it is complete, and otherwise added to the sums of the keys before. Nothing waits for the
+    // addition.
+    __device__ __forceinline__ void keep_or_store(float (&dq)[32], const BackwardTile<HS>& t) const {
+        float* const sums =
+            args.dq + int64_t(blockIdx.x) * args.query_blocks * 8192 + unsigned((t.m * 2 + group) * 4096 + thread * 4);
+        if (t.is_diagonal()) {
+            UNROLL
+            for (int i = 0; i < 8 && t.n > 0; i++) {
+                const Vec<float> before = load128_l2(sums + i * 512);
+                UNROLL
+                for (int e = 0; e < 4; e++) dq[4 * i + e] += before[e];
+            }
+            store_rows(dq, args.scale, t, 0, t.m * QUERIES + (HS == 64 ? group * 64 : 0), HS == 64 ? 0 : group * 64);
+            return;
+        }
+        UNROLL
+        for (int i = 0; i < 8; i++) {
+            const Vec<float> x{{dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]}};
+            if (t.n == 0)
+                store128_whole(sums + i * 512, x);
+            else
+                add128(sums + i * 512, x);
         }
     }
 
@@ -374,32 +407,19 @@ struct BackwardConsumer {
         wgmma_commit();
         wgmma_wait<1>();  // dP'
         score_gradients(ds, p, dp, t);
-        Vec<float> sums[8] = {};  // of dQ; they arrive during the products
-        if (t.n > 0) {
-            UNROLL
-            for (int i = 0; i < 8; i++) sums[i] = load128(kept_sums(t) + i * 512);
-        }
         wgmma_wait<0>();  // dV: its operand leaves the registers
         share(ds, shared.ds(t.number));
         named_barrier<1>(256);
         wgmma_fence();
-        add_product(dk, ds, shared.queries(t.number), !t.has_new_keys(args));
+        start_key_gradients(t);
         start_query_gradients(dq, t);
         wgmma_commit();
-        wgmma_wait<0>();
+        if (AHEAD) start_scores(next, has_next);
+        wgmma_wait<AHEAD ? 1 : 0>();  // dK, dQ
         release(shared.queries_empty + t.number % 2);
         if (t.ends_keys(args)) release(shared.keys_empty + t.keys_number % W::KEY_BUFFERS);
-        start_scores(next, has_next);
-        UNROLL
-        for (int i = 0; i < 32; i++) dq[i] += sums[i / 4][i % 4];
-        if (t.is_diagonal()) {
-            store_rows(dq, args.scale, t, 0, t.m * QUERIES + (HS == 64 ? group * 64 : 0), HS == 64 ? 0 : group * 64);
-        } else {
-            UNROLL
-            for (int i = 0; i < 8; i++)
-                store128_whole(kept_sums(t) + i * 512,
-                               Vec<float>{{dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]}});
-        }
+        if (!AHEAD) start_scores(next, has_next);
+        keep_or_store(dq, t);
         wgmma_wait<0>();  // S': ptxas serializes wgmma that are pending at the end of an iteration
         if (!t.ends_keys(args)) return;
         store_rows(dk, args.scale, t, 1, t.n * W::KEYS + group * 64, 0);
@@ -419,7 +439,7 @@ struct BackwardConsumer {
             add_tile(t, next, has_next);
             t = next;
         }
-        if (thread == 0) store_wait<0>();
+        if (lane == 0) store_wait<0>();
     }
 };
 
@@ -483,9 +503,10 @@ void launch_attention_backward_wgmma(bf16* dqkv, void* scratch, const bf16* dout
                             lse,
                             reinterpret_cast<float*>(memory),
                             reinterpret_cast<QueryStatistics*>(memory + plan.dq_bytes)};
-    const auto map = [&](const bf16* data, int parts) {
-        return simt::tensor_map<bf16, 3>(data, {B, T, int64_t(parts) * NH * HS}, {1, W::BOX_ROWS, 64});
+    const auto map = [&](const bf16* data, int parts, int rows) {
+        return simt::tensor_map<bf16, 3>(data, {B, T, int64_t(parts) * NH * HS}, {1, rows, 64});
     };
     simt::launch(attention_backward_wgmma_kernel<HS>, unsigned(plan.grid), W::THREADS, W::SHARED_BYTES, stream,
-                 map(qkv, 3), map(dout, 1), map(out, 1), map(dqkv, 3), args);
+                 map(qkv, 3, W::BOX_ROWS), map(dout, 1, W::BOX_ROWS), map(out, 1, W::BOX_ROWS),
+                 map(dqkv, 3, W::STORED_ROWS), args);
 }

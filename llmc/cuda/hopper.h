@@ -74,9 +74,6 @@ template <int ID>
 __device__ __forceinline__ void named_barrier(int threads) {
     asm volatile("bar.sync %0, %1;" ::"n"(ID), "r"(threads) : "memory");
 }
-__device__ __forceinline__ void named_barrier(int id, int threads) {
-    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
 template <int ID>
 __device__ __forceinline__ void named_arrive(int threads) {
     asm volatile("bar.arrive %0, %1;" ::"n"(ID), "r"(threads) : "memory");
@@ -251,6 +248,17 @@ __device__ __forceinline__ void wgmma(float (&d)[R], const uint32_t (&a)[4], uin
     }
 }
 
+// p[0..3] += v in the L2 cache, without waiting. Additions of one thread to an address, and its loads by load128_l2,
+// are in the order of the program. Other loads may find old values in the L1 cache.
+__device__ __forceinline__ void add128(float* p, Vec<float> v) {
+    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(v[0]), "f"(v[1]), "f"(v[2]),
+                 "f"(v[3])
+                 : "memory");
+}
+__device__ __forceinline__ Vec<float> load128_l2(const float* p) {
+    return __builtin_bit_cast(Vec<float>, __ldcg(reinterpret_cast<const float4*>(p)));
+}
+
 // The reverse of ldmatrix_x4: lane 8 * j + i passes the address of row i of matrix j.
 __device__ __forceinline__ void stmatrix_x4(void* row, const uint32_t (&r)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(simt::shared_address(row)),
@@ -297,7 +305,6 @@ __forceinline__ void named_barrier(int threads, SIMT_SITE) {
     static_assert(ID >= 1 && ID < 16);
     simt::named_barrier(ID, threads, true, site);
 }
-__forceinline__ void named_barrier(int id, int threads, SIMT_SITE) { simt::named_barrier(id, threads, true, site); }
 template <int ID>
 __forceinline__ void named_arrive(int threads, SIMT_SITE) {
     static_assert(ID >= 1 && ID < 16);
@@ -373,6 +380,13 @@ __forceinline__ void wgmma(float (&d)[R], const uint32_t (&a)[4], uint64_t b, bo
     simt::expect_written(a, sizeof(a));
     simt::wgmma(d, {2 * R, false, TRANSPOSED_B, accumulate, 0, b, a}, site);
 }
+
+__forceinline__ void add128(float* p, Vec<float> v, SIMT_SITE) {
+    Vec<float> sum = load128(p, site);
+    for (int i = 0; i < 4; i++) sum[i] += v[i];
+    store128(p, sum, site);
+}
+__forceinline__ Vec<float> load128_l2(const float* p, SIMT_SITE) { return load128(p, site); }
 
 template <bool TRANSPOSE>
 __forceinline__ void stmatrix_rows(void* row, const uint32_t (&r)[4], simt::Site site) {
