@@ -167,7 +167,6 @@ void far_scores(const Backend& backend, int HS, float magnitude, bool on_tensor_
         const auto got = forward(backend, ops, s, qkv);
         expect_close("out", got.out, want.out, HS, on_tensor_cores ? rounding : 0.0f, 0.0f);
         expect_close("lse", got.lse, want.lse, s.T, 1e-5f, lse_error);
-        if (!ops.backward) return;
         const auto dqkv = backward(backend, ops, s, qkv, dout, got);
         auto got_dv = poisoned<float>(dv.size());
         for (int t = 0; t < s.T; t++)
