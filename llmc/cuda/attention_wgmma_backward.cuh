@@ -92,17 +92,21 @@ struct WgmmaBackward {
 };
 
 // The tiles of a thread block in their order: of each of its heads the blocks of keys n, and of each of these the
-// blocks of queries m that see it, forwards and backwards in turn: the last ones are in the L2 cache.
+// blocks of queries m that see it, forwards and backwards in turn, because the last ones are in the L2 cache. Where
+// forwards becomes backwards, the queries of the tile before are used again.
 template <int HS>
 struct BackwardTile {
     static constexpr int BLOCKS_OF_QUERIES = WgmmaBackward<HS>::BLOCKS_OF_QUERIES;
     int head = int(blockIdx.x), n = 0, m = 0;
-    int number = 0, keys_number = 0;  // of the tile, and of its keys, among those of the thread block
+    // Of the tile, and of its keys and queries among those that are loaded.
+    int number = 0, keys_number = 0, queries_number = 0;
 
     __device__ bool is_at(bool end, const BackwardArgs& args) const {
         return m == (end ? args.query_blocks - 1 : n * BLOCKS_OF_QUERIES);
     }
     __device__ bool has_new_keys(const BackwardArgs& args) const { return is_at(n % 2 == 1, args); }
+    // Else they are those of the tile before.
+    __device__ bool has_new_queries(const BackwardArgs& args) const { return n % 2 == 0 || !has_new_keys(args); }
     __device__ bool ends_keys(const BackwardArgs& args) const { return is_at(n % 2 == 0, args); }
     // The mask cuts the tile, and its queries see no later keys.
     __device__ bool is_diagonal() const { return m < (n + 1) * BLOCKS_OF_QUERIES; }
@@ -117,6 +121,7 @@ struct BackwardTile {
             t.m += n % 2 ? -1 : 1;
         else
             t.m = t.n % 2 ? args.query_blocks - 1 : t.n * BLOCKS_OF_QUERIES;
+        t.queries_number += t.has_new_queries(args);
         return t;
     }
 };
@@ -144,11 +149,12 @@ __device__ __forceinline__ void load_backward_tiles(const WgmmaBackward<HS>& sha
             load(shared.keys(t.keys_number), qkv_map, C + channel, key, W::KEYS, full);
             load(shared.values(t.keys_number), qkv_map, 2 * C + channel, key, W::KEYS, full);
         }
-        uint64_t* const full = shared.queries_full + t.number % 2;
-        mbarrier_wait(shared.queries_empty + t.number % 2, (t.number / 2 + 1) & 1);
+        if (!t.has_new_queries(args)) continue;
+        uint64_t* const full = shared.queries_full + t.queries_number % 2;
+        mbarrier_wait(shared.queries_empty + t.queries_number % 2, (t.queries_number / 2 + 1) & 1);
         mbarrier_arrive_expect(full, 2 * W::QUERY_BYTES);
-        load(shared.queries(t.number), qkv_map, channel, query, W::QUERIES, full);
-        load(shared.douts(t.number), dout_map, channel, query, W::QUERIES, full);
+        load(shared.queries(t.queries_number), qkv_map, channel, query, W::QUERIES, full);
+        load(shared.douts(t.queries_number), dout_map, channel, query, W::QUERIES, full);
         if (t.n > 0) continue;
         mbarrier_wait(shared.out_empty, (outs++ + 1) & 1);
         mbarrier_arrive_expect(shared.out_full, W::QUERY_BYTES);
@@ -179,8 +185,9 @@ __device__ __forceinline__ void publish_statistics(const WgmmaBackward<HS>& shar
     const int thread = int(threadIdx.x) % W::STATISTICS_THREADS;
     int outs = 0;
     for (BackwardTile<HS> t; t.head < args.heads; t = t.next(args)) {
+        if (!t.has_new_queries(args)) continue;
         QueryStatistics* kept = args.statistics + (int64_t(blockIdx.x) * args.query_blocks + t.m) * W::QUERIES + thread;
-        const int s = t.number % 2, phase = t.number / 2;
+        const int s = t.queries_number % 2, phase = t.queries_number / 2;
         mbarrier_wait(shared.queries_empty + s, (phase + 1) & 1);
         if (t.n == 0) {
             mbarrier_wait(shared.queries_full + s, phase & 1);
@@ -195,15 +202,15 @@ __device__ __forceinline__ void publish_statistics(const WgmmaBackward<HS>& shar
                 own = kept[i];
             } else {
                 own.lse2 = query < args.T ? args.lse[int64_t(t.head) * args.T + query] * LOG2_E : INFINITY;
-                own.delta = product_of_rows<HS>(shared.out(), shared.douts(t.number), row);
+                own.delta = product_of_rows<HS>(shared.out(), shared.douts(t.queries_number), row);
                 kept[i] = own;
             }
-            shared.lse2(t.number)[row] = own.lse2;
-            shared.delta(t.number)[row] = own.delta;
+            shared.lse2(t.queries_number)[row] = own.lse2;
+            shared.delta(t.queries_number)[row] = own.delta;
             huge = huge || (own.lse_is_huge() && own.lse2 < INFINITY);
         }
         huge = __any_sync(FULL_MASK, huge);
-        if (thread % WARP_SIZE == 0) shared.huge(t.number)[thread / WARP_SIZE] = huge;
+        if (thread % WARP_SIZE == 0) shared.huge(t.queries_number)[thread / WARP_SIZE] = huge;
         if (t.n == 0) mbarrier_arrive(shared.out_empty);
         mbarrier_arrive(shared.statistics_full + s);
     }
@@ -255,10 +262,10 @@ struct BackwardConsumer {
 
     // S' of a tile, whose operands are waited for if they are `new_tile`.
     __device__ __forceinline__ void start_scores(const BackwardTile<HS>& t, bool new_tile) {
-        const int k = t.keys_number, q = t.number;
+        const int k = t.keys_number, q = t.queries_number;
         if (new_tile && t.has_new_keys(args))
             mbarrier_wait(shared.keys_full + k % W::KEY_BUFFERS, k / W::KEY_BUFFERS & 1);
-        if (new_tile) mbarrier_wait(shared.queries_full + q % 2, q / 2 & 1);
+        if (new_tile && t.has_new_queries(args)) mbarrier_wait(shared.queries_full + q % 2, q / 2 & 1);
         start_product_of_rows<HS>(s, shared.keys(k) + group * W::BOX, W::KEYS, shared.queries(q));
     }
 
@@ -272,9 +279,9 @@ struct BackwardConsumer {
 
     // P' = 2^(scale2 S' - lse2)
     __device__ __forceinline__ void weigh(Operand& p, const BackwardTile<HS>& t) {
-        const float* lse2 = shared.lse2(t.number) + column;
+        const float* lse2 = shared.lse2(t.queries_number) + column;
         float scale2 = args.scale * LOG2_E;
-        if (shared.huge(t.number)[0] | shared.huge(t.number)[1]) {  // then s becomes the exponents
+        if (shared.huge(t.queries_number)[0] | shared.huge(t.queries_number)[1]) {  // then s becomes the exponents
             UNROLL
             for (int i = 0; i < QUERIES / 2; i++) {
                 const QueryStatistics query{lse2[i / 4 * 8 + i % 2], 0.0f};
@@ -300,7 +307,7 @@ struct BackwardConsumer {
                                                     const BackwardTile<HS>& t) const {
         UNROLL
         for (int j = 0; j < QUERIES / 8; j++) {
-            const float2 delta = *reinterpret_cast<const float2*>(shared.delta(t.number) + column + 8 * j);
+            const float2 delta = *reinterpret_cast<const float2*>(shared.delta(t.queries_number) + column + 8 * j);
             UNROLL
             for (int half = 0; half < 2; half++) {
                 const uint32_t pair = p[j / 2][j % 2 * 2 + half];
@@ -323,7 +330,7 @@ struct BackwardConsumer {
     // dK += dS' Q, with dS' from shared memory, which leaves registers to S' of the next tile.
     __device__ __forceinline__ void start_key_gradients(const BackwardTile<HS>& t) {
         const uint64_t a = descriptor_of(shared.ds(t.number) + group * W::BOX);
-        const uint64_t b = transposed_descriptor_of(shared.queries(t.number), QUERIES * 128);
+        const uint64_t b = transposed_descriptor_of(shared.queries(t.queries_number), QUERIES * 128);
         UNROLL
         for (int k = 0; k < QUERIES / 16; k++)
             wgmma<false, true>(dk, a + k / 4 * (2 * W::BOX >> 4) + k % 4 * K_STEP, b + k * TRANSPOSED_K_STEP,
@@ -398,12 +405,14 @@ struct BackwardConsumer {
     __device__ __forceinline__ void add_tile(const BackwardTile<HS>& t, const BackwardTile<HS>& next, bool has_next) {
         float dp[QUERIES / 2], dq[32];
         Operand p, ds;
-        start_product_of_rows<HS>(dp, shared.values(t.keys_number) + group * W::BOX, W::KEYS, shared.douts(t.number));
-        mbarrier_wait(shared.statistics_full + t.number % 2, t.number / 2 & 1);
+        start_product_of_rows<HS>(dp, shared.values(t.keys_number) + group * W::BOX, W::KEYS,
+                                  shared.douts(t.queries_number));
+        if (t.has_new_queries(args))
+            mbarrier_wait(shared.statistics_full + t.queries_number % 2, t.queries_number / 2 & 1);
         if (t.is_diagonal()) mask(t);
         weigh(p, t);
         wgmma_fence();
-        add_product(dv, p, shared.douts(t.number), !t.has_new_keys(args));
+        add_product(dv, p, shared.douts(t.queries_number), !t.has_new_keys(args));
         wgmma_commit();
         wgmma_wait<1>();  // dP'
         score_gradients(ds, p, dp, t);
@@ -416,7 +425,7 @@ struct BackwardConsumer {
         wgmma_commit();
         if (AHEAD) start_scores(next, has_next);
         wgmma_wait<AHEAD ? 1 : 0>();  // dK, dQ
-        release(shared.queries_empty + t.number % 2);
+        if (next.queries_number != t.queries_number) release(shared.queries_empty + t.queries_number % 2);
         if (t.ends_keys(args)) release(shared.keys_empty + t.keys_number % W::KEY_BUFFERS);
         if (!AHEAD) start_scores(next, has_next);
         keep_or_store(dq, t);
