@@ -126,41 +126,71 @@ struct BackwardTile {
     }
 };
 
-// One thread loads the tiles, and O with the first keys.
+// The thread that loads the tiles, and O with the first keys. The L2 cache loads what comes from memory PREFETCHED
+// tiles earlier.
 template <int HS>
-__device__ __forceinline__ void load_backward_tiles(const WgmmaBackward<HS>& shared, const CUtensorMap* qkv_map,
-                                                    const CUtensorMap* dout_map, const CUtensorMap* out_map,
-                                                    const BackwardArgs& args) {
+struct BackwardLoader {
     using W = WgmmaBackward<HS>;
-    const int C = args.NH * HS;
-    int outs = 0;
-    for (BackwardTile<HS> t; t.head < args.heads; t = t.next(args)) {
-        const int b = t.head / args.NH, channel = t.head % args.NH * HS, key = t.n * W::KEYS, query = t.m * W::QUERIES;
-        // `rows` rows from `row` on of the HS columns from `column` on.
-        const auto load = [&](unsigned char* to, const CUtensorMap* map, int column, int row, int rows, uint64_t* bar) {
-            for (int c = 0; c < HS; c += 64)
-                for (int r = 0; r < rows; r += W::BOX_ROWS, to += W::BOX)
-                    tma_load(to, map, column + c, row + r, b, bar);
-        };
-        if (t.has_new_keys(args)) {
-            uint64_t* const full = shared.keys_full + t.keys_number % W::KEY_BUFFERS;
-            mbarrier_wait(shared.keys_empty + t.keys_number % W::KEY_BUFFERS, (t.keys_number / W::KEY_BUFFERS + 1) & 1);
-            mbarrier_arrive_expect(full, 2 * W::KEY_BYTES);
-            load(shared.keys(t.keys_number), qkv_map, C + channel, key, W::KEYS, full);
-            load(shared.values(t.keys_number), qkv_map, 2 * C + channel, key, W::KEYS, full);
-        }
-        if (!t.has_new_queries(args)) continue;
-        uint64_t* const full = shared.queries_full + t.queries_number % 2;
-        mbarrier_wait(shared.queries_empty + t.queries_number % 2, (t.queries_number / 2 + 1) & 1);
-        mbarrier_arrive_expect(full, 2 * W::QUERY_BYTES);
-        load(shared.queries(t.queries_number), qkv_map, channel, query, W::QUERIES, full);
-        load(shared.douts(t.queries_number), dout_map, channel, query, W::QUERIES, full);
-        if (t.n > 0) continue;
-        mbarrier_wait(shared.out_empty, (outs++ + 1) & 1);
-        mbarrier_arrive_expect(shared.out_full, W::QUERY_BYTES);
-        load(shared.out(), out_map, channel, query, W::QUERIES, shared.out_full);
+    static constexpr int PREFETCHED = 4;
+    const W& shared;
+    const CUtensorMap *qkv_map, *dout_map, *out_map;
+    const BackwardArgs& args;
+
+    // Calls f(x, y, z, bytes from the tile's start) for each box of a tile's queries, keys or values (part 0, 1 or 2).
+    template <class F>
+    __device__ __forceinline__ void for_boxes(int part, const BackwardTile<HS>& t, F f) const {
+        const int row = part ? t.n * W::KEYS : t.m * W::QUERIES, rows = part ? W::KEYS : W::QUERIES;
+        const int b = t.head / args.NH, column = (part * args.NH + t.head % args.NH) * HS;
+        for (int c = 0; c < HS; c += 64)
+            for (int r = 0; r < rows; r += W::BOX_ROWS) f(column + c, row + r, b, (c / 64 * rows + r) * 128);
     }
-}
+    __device__ __forceinline__ void load(unsigned char* to, const CUtensorMap* map, int part, const BackwardTile<HS>& t,
+                                         uint64_t* full) const {
+        for_boxes(part, t, [&](int x, int y, int z, int at) { tma_load(to + at, map, x, y, z, full); });
+    }
+    __device__ __forceinline__ void prefetch(const CUtensorMap* map, int part, const BackwardTile<HS>& t) const {
+        for_boxes(part, t, [&](int x, int y, int z, int) { tma_prefetch(map, x, y, z); });
+    }
+
+    __device__ __forceinline__ void prefetch_tile(const BackwardTile<HS>& t) const {
+        if (t.has_new_keys(args)) {
+            prefetch(qkv_map, 1, t);
+            prefetch(qkv_map, 2, t);
+        }
+        if (t.n > 0) return;
+        prefetch(qkv_map, 0, t);
+        prefetch(dout_map, 0, t);
+        prefetch(out_map, 0, t);
+    }
+    __device__ __forceinline__ void load_keys(const BackwardTile<HS>& t) const {
+        const int s = t.keys_number % W::KEY_BUFFERS;
+        mbarrier_wait(shared.keys_empty + s, (t.keys_number / W::KEY_BUFFERS + 1) & 1);
+        mbarrier_arrive_expect(shared.keys_full + s, 2 * W::KEY_BYTES);
+        load(shared.keys(t.keys_number), qkv_map, 1, t, shared.keys_full + s);
+        load(shared.values(t.keys_number), qkv_map, 2, t, shared.keys_full + s);
+    }
+    __device__ __forceinline__ void load_queries(const BackwardTile<HS>& t) const {
+        const int s = t.queries_number % 2;
+        mbarrier_wait(shared.queries_empty + s, (t.queries_number / 2 + 1) & 1);
+        mbarrier_arrive_expect(shared.queries_full + s, 2 * W::QUERY_BYTES);
+        load(shared.queries(t.queries_number), qkv_map, 0, t, shared.queries_full + s);
+        load(shared.douts(t.queries_number), dout_map, 0, t, shared.queries_full + s);
+    }
+    __device__ __forceinline__ void run() const {
+        int outs = 0;
+        BackwardTile<HS> ahead;
+        for (BackwardTile<HS> t; t.head < args.heads; t = t.next(args)) {
+            for (; ahead.head < args.heads && ahead.number < t.number + PREFETCHED; ahead = ahead.next(args))
+                prefetch_tile(ahead);
+            if (t.has_new_keys(args)) load_keys(t);
+            if (t.has_new_queries(args)) load_queries(t);
+            if (t.n > 0) continue;
+            mbarrier_wait(shared.out_empty, (outs++ + 1) & 1);
+            mbarrier_arrive_expect(shared.out_full, W::QUERY_BYTES);
+            load(shared.out(), out_map, 0, t, shared.out_full);
+        }
+    }
+};
 
 // The sum of products of a row of two tiles of queries.
 template <int HS>
@@ -464,7 +494,7 @@ __global__ void __launch_bounds__(WgmmaBackward<HS>::THREADS, 1)
         const int warp = int(threadIdx.x) / WARP_SIZE;
         if (warp < 4) {
             give_registers<40>();
-            if (warp == 0 && elect_one()) load_backward_tiles(shared, &qkv_map, &dout_map, &out_map, args);
+            if (warp == 0 && elect_one()) BackwardLoader<HS>{shared, &qkv_map, &dout_map, &out_map, args}.run();
             if (warp >= 2) publish_statistics(shared, args);
         } else {
             take_registers<232>();
