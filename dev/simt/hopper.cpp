@@ -404,6 +404,7 @@ static void arrive(Block& b, NamedBarrier& n, int threads, bool waits, const cha
 
 void named_barrier(int id, int threads, bool waits, Site site) {
     Block& b = block_with_engines();
+    if (id < 1 || id >= NAMED_BARRIERS) report("named barriers have the numbers 1 to 15", site);
     NamedBarrier& n = b.engines->named[id];
     if (n.arrived && n.threads != threads)
         report("threads meet at a named barrier with different numbers of threads", site);

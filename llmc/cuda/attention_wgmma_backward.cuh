@@ -448,9 +448,13 @@ struct BackwardConsumer {
         score_gradients(ds, p, dp, t);
         wgmma_wait<0>();  // dV: its operand leaves the registers
         share(ds, shared.ds(t.number));
-        named_barrier<1>(256);
+        // dK needs the dS' of its warpgroup alone, dQ also the other's. A warpgroup may be a tile ahead at its arrival.
+        const int both = 3 + t.number % 2 * 2;
+        named_arrive(both + 1 - group, 256);
+        named_barrier(1 + group, 128);
         wgmma_fence();
         start_key_gradients(t);
+        named_barrier(both + group, 256);
         start_query_gradients(dq, t);
         wgmma_commit();
         if (AHEAD) start_scores(next, has_next);

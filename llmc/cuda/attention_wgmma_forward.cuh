@@ -275,7 +275,7 @@ struct ForwardGroup {
     __device__ __forceinline__ void store(ForwardPosition<HS> at, const float (&row_max)[2],
                                           const float (&row_sum)[2]) {
         unsigned char* const staging = t.shared + Tiles::STAGING + group * (Tiles::QUERY_BYTES / 2);
-        const auto group_barrier = [&] { group == 0 ? named_barrier<1>(128) : named_barrier<2>(128); };
+        const auto group_barrier = [&] { named_barrier(1 + group, 128); };
         const int head = at.head(t), first = at.tile * Tiles::ROWS + group * 64;
         float reciprocal[2];
         UNROLL

@@ -69,14 +69,12 @@ template <int REGISTERS>
 __device__ __forceinline__ void give_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
-// A barrier of some of a block's warps; 1 <= ID <= 15. `threads` counts those that wait and those that only arrive.
-template <int ID>
-__device__ __forceinline__ void named_barrier(int threads) {
-    asm volatile("bar.sync %0, %1;" ::"n"(ID), "r"(threads) : "memory");
+// A barrier of some of a block's warps; 1 <= id <= 15. `threads` counts those that wait and those that only arrive.
+__device__ __forceinline__ void named_barrier(int id, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-template <int ID>
-__device__ __forceinline__ void named_arrive(int threads) {
-    asm volatile("bar.arrive %0, %1;" ::"n"(ID), "r"(threads) : "memory");
+__device__ __forceinline__ void named_arrive(int id, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 // A phase of an mbarrier ends when `arrivals` threads have arrived and TMA has copied the bytes that they expect. Then
@@ -305,16 +303,8 @@ __forceinline__ void give_registers(SIMT_SITE) {
     static_assert(REGISTERS >= 24 && REGISTERS <= 256 && REGISTERS % 8 == 0);
     simt::set_registers(REGISTERS, false, site);
 }
-template <int ID>
-__forceinline__ void named_barrier(int threads, SIMT_SITE) {
-    static_assert(ID >= 1 && ID < 16);
-    simt::named_barrier(ID, threads, true, site);
-}
-template <int ID>
-__forceinline__ void named_arrive(int threads, SIMT_SITE) {
-    static_assert(ID >= 1 && ID < 16);
-    simt::named_barrier(ID, threads, false, site);
-}
+__forceinline__ void named_barrier(int id, int threads, SIMT_SITE) { simt::named_barrier(id, threads, true, site); }
+__forceinline__ void named_arrive(int id, int threads, SIMT_SITE) { simt::named_barrier(id, threads, false, site); }
 
 __forceinline__ void mbarrier_init(uint64_t* barrier, uint32_t arrivals, SIMT_SITE) {
     simt::mbarrier_init(barrier, arrivals, site);

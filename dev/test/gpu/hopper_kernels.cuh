@@ -147,7 +147,7 @@ __device__ __forceinline__ void multiply_gemm_tiles(const GemmTiles<BN, CLUSTER>
     const int group = threadIdx.x / 128 - 1, thread = threadIdx.x % 128;
     unsigned char* const staging = t.staging(group);
     float acc[2][BN / 2];
-    const auto group_barrier = [&] { group == 0 ? named_barrier<1>(128) : named_barrier<2>(128); };
+    const auto group_barrier = [&] { named_barrier(1 + group, 128); };
     const auto load_residual = [&](int tile, int half) {  // by one thread
         if (!bug(8)) store_wait_read<0>();
         mbarrier_arrive_expect(t.residual_full + group, T::STAGING_BYTES);
@@ -274,7 +274,7 @@ __device__ __forceinline__ void multiply_chain_tile(float (&sums)[2][32], int i,
             p_tile + j / 8 * 2 * TILE_BYTES + swizzled(group * 64 + thread / 32 * 16 + lane % 16, (j + lane / 16) % 8),
             operand[j / 2]);
     if (!bug(25)) fence_proxy_async();
-    if (!bug(26)) named_barrier<1>(256);
+    if (!bug(26)) named_barrier(1, 256);
     wgmma_fence();
     const uint64_t own_p = transposed_descriptor_of(p_tile + group * 2 * TILE_BYTES, 0);
     const uint64_t own_x = transposed_descriptor_of(x, 0), own_y = transposed_descriptor_of(y, 0);
@@ -310,7 +310,7 @@ __global__ void __launch_bounds__(384, 1)
     }
     take_registers<232>();
     const int group = threadIdx.x / 128 - 1, thread = threadIdx.x % 128;
-    const auto group_barrier = [&] { group == 0 ? named_barrier<2>(128) : named_barrier<3>(128); };
+    const auto group_barrier = [&] { named_barrier(2 + group, 128); };
     float sums[2][32];
     for (int i = 0; i < tiles; i++) multiply_chain_tile(sums, i, shared, full, bug);
     unsigned char* const staging = shared + ChainTiles::STAGING + group * TILE_BYTES;

@@ -116,9 +116,9 @@ __global__ void transposed_store(int* out) {
             r[j] = first | (first + 1) << 16;
         }
         stmatrix_x4_trans(&rows[lane], r);
-        named_arrive<1>(64);
+        named_arrive(1, 64);
     } else {
-        named_barrier<1>(64);
+        named_barrier(1, 64);
         for (int i = 0; i < 8; i++) out[lane * 8 + i] = rows[lane][i];
     }
 }
