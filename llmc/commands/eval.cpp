@@ -109,7 +109,6 @@ template <class floatX>
 static void eval_text(const Options& o, Comm& comm, const Groups& groups, const RunStart& source, int T) {
     ENSURE(o.stride <= T, "--stride %d is more than the %d tokens of a window; give that or less", o.stride, T);
     const std::vector<std::string> documents = read_documents(o.text, o.text_key);
-    ENSURE(!documents.empty(), "--text %s has no text", o.text.c_str());
     double words = 0.0;
     int64_t bytes = 0, count = 0;
     std::vector<Sequence> windows;
@@ -118,14 +117,16 @@ static void eval_text(const Options& o, Comm& comm, const Groups& groups, const 
         std::vector<int> tokens = text_start(*source.tokenizer);
         const int start = int(tokens.size());
         encode_added(encoder, text, tokens);
+        words += double(count_words(text));
+        if (text.empty()) continue;
         const size_t first = windows.size();
         for (Sequence& window : text_windows(tokens, T, o.stride ? o.stride : T)) windows.push_back(std::move(window));
         windows[first].scored = std::min(start, int(windows[first].tokens.size()));
         windows[first].compared = windows[first].scored;
-        words += double(count_words(text));
         bytes += int64_t(text.size());
         count += int64_t(tokens.size()) - start;
     }
+    ENSURE(bytes > 0, "--text %s has no text", o.text.c_str());
     std::vector<const Sequence*> sequences;
     for (const Sequence& window : windows) sequences.push_back(&window);
     const std::vector<Scored> parts = {{o.text, sequences, false}};

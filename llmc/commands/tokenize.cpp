@@ -155,9 +155,14 @@ static Tokenizer train_on(const Options& o, const std::vector<TextFile>& files, 
     });
 }
 
+struct Counts {
+    int64_t bytes = 0, empty = 0;         // bytes of text; documents without any
+    std::map<int, int64_t> special = {};  // how often the text of each special token was met
+};
+
 struct Encoded {
     std::vector<int> train, val;
-    std::map<int, int64_t> special;  // how often the text of each special token was met
+    Counts counts;
 };
 
 // The tokens of a chunk, with document_start() before each document.
@@ -165,11 +170,14 @@ static void encode_chunk(Encoder& encoder, Chunk& chunk, const CorpusRules& rule
     const std::vector<int> start = document_start(encoder.tokenizer);
     out.train.clear();
     out.val.clear();
-    out.special.clear();
+    out.counts = {};
     for_each_document(chunk, rules, [&](std::string_view text, bool starts, bool held_out) {
+        out.counts.bytes += int64_t(text.size());
+        out.counts.empty += text.empty();
+        if (text.empty()) return;
         std::vector<int>& tokens = held_out ? out.val : out.train;
         if (starts) tokens.insert(tokens.end(), start.begin(), start.end());
-        count_special(encoder.tokenizer, text, out.special);
+        count_special(encoder.tokenizer, text, out.counts.special);
         special_tokens ? encode_added(encoder, text, tokens) : encode(encoder, text, tokens);
     });
 }
@@ -183,27 +191,28 @@ static void write_encoded(const Encoded& encoded, int64_t val_tokens, ShardSet& 
     val.append(encoded.val.data(), int64_t(encoded.val.size()));
 }
 
-// Returns how often the text of each special token was met.
-static std::map<int, int64_t> encode_all(const Options& o, Batches& batches, const Tokenizer& tokenizer,
-                                         Progress& progress, ShardSet& train, ShardSet& val) {
+static Counts encode_all(const Options& o, Batches& batches, const Tokenizer& tokenizer, Progress& progress,
+                         ShardSet& train, ShardSet& val) {
     const int cache_bits = std::clamp(CACHE_BITS - int(std::bit_width(unsigned(batches.threads - 1))), 8, 17);
     std::vector<Encoder> encoders;
     for (int thread = 0; thread < batches.threads; thread++) encoders.emplace_back(tokenizer, cache_bits);
     std::vector<Encoded> results(BATCH_CHUNKS);
-    std::map<int, int64_t> special;
+    Counts all;
     const auto work = [&](Chunk& chunk, int slot, int thread) {
         encode_chunk(encoders[size_t(thread)], chunk, batches.reader.rules, o.special_tokens, results[size_t(slot)]);
     };
     const auto write = [&](int slots) {
         for (int slot = 0; slot < slots; slot++) {
+            const Counts& counts = results[size_t(slot)].counts;
             write_encoded(results[size_t(slot)], o.val_tokens, train, val);
-            for (const auto& [id, count] : results[size_t(slot)].special) special[id] += count;
+            all.bytes += counts.bytes, all.empty += counts.empty;
+            for (const auto& [id, count] : counts.special) all.special[id] += count;
         }
         progress.bytes("encoding", batches.reader.file_bytes_read(),
                        format(" | %s tokens", with_commas(train.tokens + val.tokens).c_str()));
     };
     batches.run(work, write);
-    return special;
+    return all;
 }
 
 static void check_options(const Options& o) {
@@ -242,8 +251,7 @@ static void print_left_out(const std::vector<std::string>& files, const char* wh
 }
 
 static void print_summary(const Options& o, const Batches& batches, const Tokenizer& tokenizer,
-                          const std::map<int, int64_t>& special, const ShardSet& train, const ShardSet& val,
-                          double seconds) {
+                          const Counts& counts, const ShardSet& train, const ShardSet& val, double seconds) {
     if (o.quiet) return;
     std::string text;
     for (const ShardSet* set : {&train, &val})
@@ -253,21 +261,32 @@ static void print_summary(const Options& o, const Batches& batches, const Tokeni
         text +=
             "no validation shard: no document is long enough to hold out its end; give more text, or a larger "
             "--val-fraction\n";
-    for (const auto& [id, count] : special)
+    for (const auto& [id, count] : counts.special)
         text += format("the text of the special token %s occurs %s: taken as %s\n",
                        message_text(tokenizer.tokens[size_t(id)]).c_str(), counted(count, "time").c_str(),
                        o.special_tokens ? "that token" : "text; --special-tokens takes it as that token");
     if (batches.bad_lines > 0)
         text += format("skipped %s; the first: %s\n", counted(batches.bad_lines, "bad line").c_str(),
                        message_text(batches.first_bad).c_str());
-    const int64_t tokens = train.tokens + val.tokens, bytes = batches.reader.bytes_read;
+    const int64_t tokens = train.tokens + val.tokens;
     const size_t shards = train.shards.size() + val.shards.size();
     text += format("%s, %s, %s, %.2f bytes per token, %s/s, %s and the tokenizer in %s\n",
-                   counted(batches.reader.documents - batches.bad_lines, "document").c_str(),
-                   human_bytes(bytes).c_str(), counted(tokens, "token").c_str(), double(bytes) / double(tokens),
-                   human_bytes(int64_t(double(bytes) / seconds)).c_str(), counted(int64_t(shards), "shard").c_str(),
+                   counted(batches.reader.documents - batches.bad_lines - counts.empty, "document").c_str(),
+                   human_bytes(counts.bytes).c_str(), counted(tokens, "token").c_str(),
+                   double(counts.bytes) / double(tokens),
+                   human_bytes(int64_t(double(counts.bytes) / seconds)).c_str(), counted(int64_t(shards), "shard").c_str(),
                    message_text(o.output).c_str());
     print_stdout(text);
+}
+
+static void check_any_text(const Batches& batches, const Counts& counts, const ShardSet& train, const ShardSet& val) {
+    if (train.tokens > 0) return;
+    const std::string input = "the input (" + counted(int64_t(batches.reader.files.size()), "file") + ")";
+    if (val.tokens > 0)
+        fail(EXIT_BAD_DATA, "all %s bytes of %s were held out; lower --val-tokens or --val-fraction",
+             with_commas(counts.bytes).c_str(), input.c_str());
+    if (counts.empty == 0) fail(EXIT_BAD_DATA, "%s has no documents: it has no rows, or blank lines only", input.c_str());
+    fail(EXIT_BAD_DATA, "%s has no text: %s without any", input.c_str(), counted(counts.empty, "document").c_str());
 }
 
 int run_tokenize(const Options& o, const Launch& launch) {
@@ -304,15 +323,10 @@ int run_tokenize(const Options& o, const Launch& launch) {
     progress.start = seconds_now();
     rules.cut = [&](std::string_view text) { return last_safe_cut(tokenizer, text); };
     Batches batches{{found.texts, rules}, threads};
-    const std::map<int, int64_t> special = encode_all(o, batches, tokenizer, progress, train, val);
+    const Counts counts = encode_all(o, batches, tokenizer, progress, train, val);
     const double seconds = std::max(1e-3, seconds_now() - progress.start);
     progress.line.clear();
-    if (train.tokens == 0)
-        fail(EXIT_BAD_DATA,
-             val.tokens == 0 ? "the %zu input files hold no text (%s bytes)"
-                             : "all of the text of the %zu input files (%s bytes) was held out; lower "
-                               "--val-tokens or --val-fraction",
-             found.texts.size(), with_commas(batches.reader.bytes_read).c_str());
+    check_any_text(batches, counts, train, val);
     train.complete();
     val.complete();
     // The old shards are removed only now, when the new ones are on disk: an error before this loses nothing.
@@ -323,6 +337,6 @@ int run_tokenize(const Options& o, const Launch& launch) {
     val.finish();
     train.finish();
     sync_path(o.output);
-    print_summary(o, batches, tokenizer, special, train, val, seconds);
+    print_summary(o, batches, tokenizer, counts, train, val, seconds);
     return 0;
 }

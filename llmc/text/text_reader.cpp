@@ -199,7 +199,6 @@ bool CorpusReader::next(Chunk& chunk) {
         const int64_t got = input->read(chunk.bytes.data() + have, more);
         chunk.bytes.resize(have + size_t(got));
         begin += got;
-        bytes_read += got;
         settle_end(*this);
         const size_t used = list_documents(*this, chunk, begin == end);
         // No complete document yet: a long line, a long section, or a long run without white space.
@@ -288,7 +287,7 @@ void for_each_document(Chunk& chunk, const CorpusRules& rules,
         // The reader has already cut a file that is one document into its training part and its held-out end.
         const bool file_is_document = is_text && rules.split == "none";
         if (file_is_document || rules.val_fraction == 0.0 || int64_t(text.size()) < LONG_DOCUMENT) {
-            if (!text.empty()) f(text, document.starts, document.val);
+            f(text, document.starts, document.val);
             continue;
         }
         const size_t wanted = size_t(held_out_from(int64_t(text.size()), rules.val_fraction));

@@ -109,16 +109,18 @@ def test_tasks_and_texts_are_read_in_every_form(trained, tasks, tmp_path):
 def test_a_text_is_scored_like_the_same_text_as_a_row_and_counts_its_words_and_bytes(trained, tmp_path):
     text = "the old king saw a\n river \n"
     (tmp_path / "text").write_text(text)
+    (tmp_path / "with_empty").write_text("".join(json.dumps({"text": part}) + "\n" for part in ("", text, "")))
     (tmp_path / "row").write_text(json.dumps({"context": "", "continuation": text, "delimiter": ""}))
     evaluate(trained, "--task", tmp_path / "row", "--rows", tmp_path / "rows")
     [row] = rows_of(tmp_path / "rows")
-    out = evaluate(trained, "--text", tmp_path / "text").out
-    found = re.search(r": (\S+) bits per byte, word perplexity (\S+), loss (\S+) nats .*, over (\d+) tokens", out)
     loss, words = -row["logprobs"][0], len(re.split(r"\s+", text))
-    assert row["tokens"] == [int(found[4])]
-    values = loss / 27 / math.log(2), math.exp(loss / words), loss / row["tokens"][0]
-    for printed, value in zip(found.groups(), values):
-        assert abs(float(printed) / value - 1) < 1e-5
+    for name, more in (("text", 0), ("with_empty", 2)):  # an empty document counts as a word
+        out = evaluate(trained, "--text", tmp_path / name).out
+        found = re.search(r": (\S+) bits per byte, word perplexity (\S+), loss (\S+) nats .*, over (\d+) tokens", out)
+        assert row["tokens"] == [int(found[4])]
+        values = loss / 27 / math.log(2), math.exp(loss / (words + more)), loss / row["tokens"][0]
+        for printed, value in zip(found.groups(), values):
+            assert abs(float(printed) / value - 1) < 1e-5
 
 
 def test_stride_gives_each_token_of_a_text_more_context(trained, tmp_path):

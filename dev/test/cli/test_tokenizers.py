@@ -95,12 +95,12 @@ def test_tokenize_counts_special_tokens_and_takes_them_as_tokens_on_request(data
 
 
 def test_tokenize_says_how_many_bad_lines_it_skipped(data, tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"text": "king"}\n' * 99 + '{"text": "half \\ud83d"}\n')
+    (tmp_path / "a.jsonl").write_text('{"text": "king", "n": ""}\n' * 98 + '{"text": ""}\n{"text": "half \\ud83d"}\n')
     command = [PROGRAM, "tokenize", tmp_path / "a.jsonl", "--tokenizer", data, "--output", tmp_path / "out"]
     refused(65, "followed by U+DC00..U+DFFF; --skip-bad-lines skips such lines", command)
     said = run(command, "--skip-bad-lines").out
     assert f"skipped 1 bad line; the first: {tmp_path}/a.jsonl:100: is not valid JSON" in said
-    assert "\n99 documents, " in said
+    assert "\n98 documents, 392 B, " in said  # of text: no syntax of JSON, and no row that is empty
 
 
 def test_a_replaced_tokenizer_leaves_no_file(data, tmp_path):

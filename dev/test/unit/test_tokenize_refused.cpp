@@ -36,7 +36,7 @@ TEST_CASE("impossible options are refused, and text too short for them") {
     } cases[] = {
         {EXIT_USAGE, "--train-bpe 256 must be 257", [](auto& o) { o.tokenizer = "", o.train_bpe = 256; }},
         {EXIT_NO_INPUT, "none.txt: there is no such file or folder", [](auto& o) { o.inputs = {"none.txt"}; }},
-        {EXIT_BAD_DATA, "was held out; lower --val-tokens", [](auto& o) { o.val_tokens = 10000; }},
+        {EXIT_BAD_DATA, "were held out; lower --val-tokens", [](auto& o) { o.val_tokens = 10000; }},
         {EXIT_BAD_DATA, "5,000 bytes are in words of more than 1024 bytes, which are ignored",
          [](auto& o) { o.tokenizer = "", o.train_bpe = 5000; }},
     };
@@ -63,7 +63,9 @@ TEST_CASE("inputs that are empty or not text are refused, and JSONL that is brok
         {"a.txt.gz", "", "is empty, and its name says that it is packed"},
         {"a.txt", "\xff\xfe.", "is UTF-16, not text; convert it with iconv"},
         {"a.txt", "", "a.txt: is empty"},
-        {"a.jsonl", "\n", "the 1 input files hold no text (1 bytes)"},
+        {"a.jsonl", "\n", "the input (1 file) has no documents: it has no rows, or blank lines only"},
+        {"a.csv", "text\n", "the input (1 file) has no documents"},
+        {"a.csv", "text,id\n,1\n,2\n", "the input (1 file) has no text: 2 documents without any"},
         {"a.jsonl", "\n{\"text\": \"a\"\n",
          "a.jsonl:2: is not valid JSON: it ends in the middle of a value, after 12 bytes"},
         {"a.jsonl", "{\"text\": a}", "a.jsonl:1: is not valid JSON at byte 10 of 11"},
