@@ -10,7 +10,7 @@
 
 static Tokenizer parse(int choice, const std::string& input) {
     static const std::string vocab = [] {  // without the last brace
-        save_tokenizer(tokenizer_from_merges({{64, 65}, {256, 66}}), memory_directory().path, 64);  // a b, ab c
+        save_tokenizer(tokenizer_from_merges({{64, 65}, {256, 66}}), memory_directory().path);  // a b, ab c
         const std::string text = read_bytes(memory_directory() / "vocab.json");
         return text.substr(0, text.rfind('}'));
     }();

@@ -88,7 +88,7 @@ static std::vector<int> read_ids(const ConfigReader& reader, const char* key) {
 }
 
 HFConfig parse_hf_config(const std::string& text, const std::string& path) {
-    const json object = parse_json_object(text, path);
+    const json object = parse_python_object(text, path);
     const ConfigReader reader{object, path};
     HFConfig config;
     GPT2Config& model = config.model;
@@ -115,16 +115,14 @@ HFConfig parse_hf_config(const std::string& text, const std::string& path) {
 }
 
 void set_tokens(HFConfig& config, int eos, int bos, int pad) {
-    const auto id = [](int token) { return token < 0 ? json() : json(token); };
+    const auto id = [](int token) { return token < 0 ? "null" : std::to_string(token); };
     config.eos.assign(eos < 0 ? 0 : 1, eos);
     config.bos = bos < 0 ? eos : bos, config.pad = pad;
     for (std::string* text : {&config.text, &config.generation}) {
         if (text->empty()) continue;
-        json object = parse_json_object(*text, "the configuration");
-        object["eos_token_id"] = id(eos), object["bos_token_id"] = id(config.bos);
-        object.erase("pad_token_id");
-        if (pad >= 0) object["pad_token_id"] = pad;
-        *text = object.dump(2) + "\n";
+        *text = with_members(
+            *text,
+            {{"eos_token_id", id(eos)}, {"bos_token_id", id(config.bos)}, {"pad_token_id", pad < 0 ? "" : id(pad)}});
     }
 }
 
@@ -148,20 +146,23 @@ HFConfig new_hf_config(const GPT2Config& model) {
 
 std::string hf_config_json(const HFConfig& config, const std::string& torch_dtype) {
     const GPT2Config& model = config.model;
-    json out = parse_json_object(config.text, "config.json");
-    // What is true only of the files that it was read from; "dtype" is the newer name of "torch_dtype".
-    for (const char* key : {"dtype", "transformers_version", "quantization_config", "auto_map"}) out.erase(key);
-    out.update({{"architectures", json::array({"GPT2LMHeadModel"})},
-                {"model_type", "gpt2"},
-                {"vocab_size", model.V},
-                {"n_positions", model.max_T},
-                {"n_ctx", model.max_T},
-                {"n_embd", model.C},
-                {"n_layer", model.L},
-                {"n_head", model.NH},
-                {"tie_word_embeddings", true},
-                {"torch_dtype", torch_dtype}});
-    return out.dump(2) + "\n";
+    const auto number = [](int value) { return std::to_string(value); };
+    return with_members(config.text, {{"architectures", "[\n    \"GPT2LMHeadModel\"\n  ]"},
+                                      {"model_type", "\"gpt2\""},
+                                      {"vocab_size", number(model.V)},
+                                      {"n_positions", number(model.max_T)},
+                                      {"n_ctx", number(model.max_T)},
+                                      {"n_embd", number(model.C)},
+                                      {"n_layer", number(model.L)},
+                                      {"n_head", number(model.NH)},
+                                      {"tie_word_embeddings", "true"},
+                                      {"torch_dtype", json_quoted(torch_dtype)},
+                                      // What is true only of the files that it was read from; "dtype" is the newer name
+                                      // of "torch_dtype".
+                                      {"dtype", ""},
+                                      {"transformers_version", ""},
+                                      {"quantization_config", ""},
+                                      {"auto_map", ""}});
 }
 
 // ---- tensors
@@ -395,7 +396,7 @@ HFConfig read_hf_config(const std::string& dir) {
     HFConfig config = parse_hf_config(read_file(path, max_bytes), path);
     if (!path_exists(generation)) return config;
     config.generation = read_file(generation, max_bytes);
-    const json object = parse_json_object(config.generation, generation);
+    const json object = parse_python_object(config.generation, generation);
     for (const int id : read_ids({object, generation}, "eos_token_id")) config.eos.push_back(id);
     return config;
 }

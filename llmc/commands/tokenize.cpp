@@ -250,8 +250,8 @@ static void print_left_out(const std::vector<std::string>& files, const char* wh
     print_message(text + (files.size() > 3 ? " ..." : ""));
 }
 
-static void print_summary(const Options& o, const Batches& batches, const Tokenizer& tokenizer,
-                          const Counts& counts, const ShardSet& train, const ShardSet& val, double seconds) {
+static void print_summary(const Options& o, const Batches& batches, const Tokenizer& tokenizer, const Counts& counts,
+                          const ShardSet& train, const ShardSet& val, double seconds) {
     if (o.quiet) return;
     std::string text;
     for (const ShardSet* set : {&train, &val})
@@ -273,9 +273,8 @@ static void print_summary(const Options& o, const Batches& batches, const Tokeni
     text += format("%s, %s, %s, %.2f bytes per token, %s/s, %s and the tokenizer in %s\n",
                    counted(batches.reader.documents - batches.bad_lines - counts.empty, "document").c_str(),
                    human_bytes(counts.bytes).c_str(), counted(tokens, "token").c_str(),
-                   double(counts.bytes) / double(tokens),
-                   human_bytes(int64_t(double(counts.bytes) / seconds)).c_str(), counted(int64_t(shards), "shard").c_str(),
-                   message_text(o.output).c_str());
+                   double(counts.bytes) / double(tokens), human_bytes(int64_t(double(counts.bytes) / seconds)).c_str(),
+                   counted(int64_t(shards), "shard").c_str(), message_text(o.output).c_str());
     print_stdout(text);
 }
 
@@ -285,7 +284,8 @@ static void check_any_text(const Batches& batches, const Counts& counts, const S
     if (val.tokens > 0)
         fail(EXIT_BAD_DATA, "all %s bytes of %s were held out; lower --val-tokens or --val-fraction",
              with_commas(counts.bytes).c_str(), input.c_str());
-    if (counts.empty == 0) fail(EXIT_BAD_DATA, "%s has no documents: it has no rows, or blank lines only", input.c_str());
+    if (counts.empty == 0)
+        fail(EXIT_BAD_DATA, "%s has no documents: it has no rows, or blank lines only", input.c_str());
     fail(EXIT_BAD_DATA, "%s has no text: %s without any", input.c_str(), counted(counts.empty, "document").c_str());
 }
 
@@ -331,7 +331,7 @@ int run_tokenize(const Options& o, const Launch& launch) {
     val.complete();
     // The old shards are removed only now, when the new ones are on disk: an error before this loses nothing.
     remove_shards(o.output, old_shards);
-    save_tokenizer(tokenizer, o.output, 1024);
+    save_tokenizer(tokenizer, o.output);
     // All shards are renamed at the very end: a part of the shards, or shards without a tokenizer, would look complete.
     // A kill between two renames leaves an unfinished shard beside them, which glob_files() refuses.
     val.finish();

@@ -1,7 +1,6 @@
 #include "text/rows.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
@@ -10,21 +9,13 @@
 
 // ---- JSON
 
-// The position of the last quote of the string that starts at `begin`, or of a line end before it.
-static size_t string_end(std::string_view text, size_t begin) {
-    for (size_t i = begin + 1;; i += 2) {  // a backslash and the byte after it
-        i = text.find_first_of("\"\\\n", i);
-        if (i == text.npos || text[i] != '\\') return i;
-    }
-}
-
 size_t object_end(std::string_view text, size_t begin) {
     int64_t depth = 0;
     for (size_t i = begin;;) {
         i = text.find_first_of("\"{}", i);
         if (i == text.npos) return text.npos;
         if (text[i] == '"') {
-            i = string_end(text, i);
+            i = json_string_end(text, i);
             if (i == text.npos || text[i] == '\n') return i;
         } else {
             depth += text[i] == '{' ? 1 : -1;
@@ -34,39 +25,45 @@ size_t object_end(std::string_view text, size_t begin) {
     }
 }
 
-// The length of a value that is no finite number: NaN, Infinity, or more digits than a double has range. 0: another.
-static size_t non_finite_at(const std::string& text, size_t at) {
-    const std::string_view value = std::string_view(text).substr(at);
-    for (const std::string_view word : {"NaN", "Infinity", "-Infinity"})
-        if (value.starts_with(word)) return word.size();
-    return std::isinf(strtod(&text[at], nullptr)) ? value.find_first_not_of("+-.0123456789eE") : 0;
+// Whether a string, as JSON writes it, has half of a surrogate pair.
+static bool has_half_pair(std::string_view text) {
+    const auto half = [&](size_t at) {  // 0xd800: the first half, 0xdc00: the second
+        const std::string code(text.substr(std::min(at, text.size()), 6));
+        return code.starts_with("\\u") ? std::strtol(&code[2], nullptr, 16) & 0xfc00 : 0;
+    };
+    for (size_t i = text.find('\\'); i != text.npos; i = text.find('\\', i)) {
+        const bool pair = half(i) == 0xd800 && half(i + 6) == 0xdc00;
+        if (!pair && (half(i) & 0xf800) == 0xd800) return true;
+        i += pair ? 12 : 2;
+    }
+    return false;
 }
 
-// Returns the text with a 0 and spaces in place of values that are no finite numbers.
-static std::string with_finite_numbers(std::string text) {
-    constexpr std::string_view before = " \t\r\n:,[", starts = "NI-0123456789";
-    for (size_t i = 1; i < text.size(); i++) {
-        if (text[i] == '"') {
-            i = std::min(string_end(text, i), text.size());
-        } else if (before.find(text[i - 1]) != before.npos && starts.find(text[i]) != starts.npos) {
-            const size_t length = std::min(non_finite_at(text, i), text.size() - i);
-            if (length == 0) continue;
-            text.replace(i, length, length, ' ');
-            text[i] = '0';
-        }
+// Returns the text with null in place of values, and blanks in place of keys, that have half of a surrogate pair.
+static std::string without_half_pairs(std::string text) {
+    for (size_t i = text.find('"'); i < text.size(); i = text.find('"', i + 1)) {
+        const size_t begin = i + 1;
+        i = std::min(json_string_end(text, i), text.size());
+        if (!has_half_pair(std::string_view(text).substr(begin, i - begin))) continue;
+        const size_t next = std::min(text.find_first_not_of(" \t\r\n", i + 1), text.size());
+        text.replace(begin, i - begin, i - begin, ' ');
+        if (text[next] != ':') text.replace(begin - 1, i - begin + 2, "null" + std::string(i - begin - 2, ' '));
     }
     return text;
 }
 
 nlohmann::json parse_row(const std::string& text, const std::string& where) {
-    static constexpr const char* CUT_SHORT = "; each line of this file must be one whole object {...}";
     try {
-        return parse_json(text, where, CUT_SHORT);
+        return check_row(text, where);
     } catch (const Error&) {
-        const std::string finite = with_finite_numbers(text);
-        if (finite == text) throw;
-        return parse_json(finite, where, CUT_SHORT);
+        const std::string whole = without_half_pairs(text);
+        if (whole == text) throw;
+        return check_row(whole, where);
     }
+}
+
+nlohmann::json check_row(const std::string& text, const std::string& where) {
+    return parse_python_json(text, where, "; each line of this file must be one whole object {...}");
 }
 
 // ---- CSV

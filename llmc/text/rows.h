@@ -10,9 +10,10 @@
 // every reader of JSON stops. npos: the text ends before that.
 size_t object_end(std::string_view text, size_t begin);
 
-// Parses a row: a JSON value. NaN, Infinity and numbers that are too large, as Python's json writes them, are read as
-// 0. Refuses all else that is no JSON (EXIT_BAD_DATA, with `where`).
+// Parses a row, a JSON value, as parse_python_json does. A text with half of a surrogate pair is read as null.
 nlohmann::json parse_row(const std::string& text, const std::string& where);
+// The same, but refuses half of a surrogate pair: whoever needs a text that parse_row gives as null says so with this.
+nlohmann::json check_row(const std::string& text, const std::string& where);
 
 // The end of the CSV record that starts at `begin`: after its line end; npos: the text ends before that. A field in
 // quotes may have delimiters, line ends and doubled quotes (RFC 4180).

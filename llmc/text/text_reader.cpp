@@ -220,9 +220,12 @@ static std::string place_of(const Chunk& chunk, const Document& document) {
     return chunk.file->path + ":" + std::to_string(document.line);
 }
 
+static std::string bytes_of(const Chunk& chunk, const Document& document) {
+    return chunk.bytes.substr(document.begin, document.end - document.begin);
+}
+
 static nlohmann::json row_of(const Chunk& chunk, const Document& document) {
-    const std::string text = chunk.bytes.substr(document.begin, document.end - document.begin),
-                      where = place_of(chunk, document);
+    const std::string text = bytes_of(chunk, document), where = place_of(chunk, document);
     const char delimiter = delimiter_of(chunk.file->format);
     if (!delimiter) {
         nlohmann::json row = parse_row(text, where);
@@ -240,8 +243,7 @@ static nlohmann::json row_of(const Chunk& chunk, const Document& document) {
     return row;
 }
 
-static std::string text_of_row(const Chunk& chunk, const Document& document, const std::string& key) {
-    const nlohmann::json row = row_of(chunk, document);
+static std::string text_of_row(const nlohmann::json& row, const std::string& where, const std::string& key) {
     const auto found = row.find(key);
     if (found != row.end() && found->is_string()) return found->get<std::string>();
     const std::string instead =
@@ -249,9 +251,8 @@ static std::string text_of_row(const Chunk& chunk, const Document& document, con
     std::string keys;
     for (const auto& [name, value] : row.items())
         if (value.is_string()) keys += (keys.empty() ? "" : ", ") + name;
-    fail(EXIT_BAD_DATA, "%s: has no text under the key \"%s\" (--text-key): %s; keys with text: %s",
-         place_of(chunk, document).c_str(), printable(key).c_str(), instead.c_str(),
-         keys.empty() ? "none" : printable(keys).c_str());
+    fail(EXIT_BAD_DATA, "%s: has no text under the key \"%s\" (--text-key): %s; keys with text: %s", where.c_str(),
+         printable(key).c_str(), instead.c_str(), keys.empty() ? "none" : printable(keys).c_str());
 }
 
 static std::string_view without_white_ends(std::string_view text) {
@@ -259,9 +260,19 @@ static std::string_view without_white_ends(std::string_view text) {
     return first == text.npos ? "" : text.substr(first, text.find_last_not_of(" \t\r\n") + 1 - first);
 }
 
+// Calls f(row). If that fails because of a text with half of a surrogate pair, says so.
+template <class F>
+static void use_row(const Chunk& chunk, const Document& document, F f) try {
+    f(row_of(chunk, document));
+} catch (const Error&) {
+    if (!delimiter_of(chunk.file->format)) check_row(bytes_of(chunk, document), place_of(chunk, document));
+    throw;
+}
+
 // Reads the text of a row. Returns false if the row is bad and is skipped.
 static bool read_row(std::string& text, Chunk& chunk, const Document& document, const CorpusRules& rules) try {
-    text = text_of_row(chunk, document, rules.text_key);
+    use_row(chunk, document,
+            [&](const nlohmann::json& row) { text = text_of_row(row, place_of(chunk, document), rules.text_key); });
     return true;
 } catch (const Error& error) {
     if (!rules.skip_bad_lines)
@@ -316,5 +327,6 @@ void for_each_row(const std::string& path,
     const std::vector<TextFile> files = {open_input(path, Wanted::rows, "")};
     CorpusReader reader(files, {.text_key = ""});
     for (Chunk chunk; reader.next(chunk);)
-        for (const Document& document : chunk.documents) f(row_of(chunk, document), place_of(chunk, document));
+        for (const Document& document : chunk.documents)
+            use_row(chunk, document, [&](const nlohmann::json& row) { f(row, place_of(chunk, document)); });
 }

@@ -69,8 +69,8 @@ struct CorpusReader {
 
     const std::vector<TextFile>& files;
     const CorpusRules rules;
-    bool few_files;         // there are so few text files that the end of each is held out
-    int64_t documents = 0;  // documents begun; held-out ends do not count
+    bool few_files;          // there are so few text files that the end of each is held out
+    int64_t documents = 0;   // documents begun; held-out ends do not count
     size_t file = 0;         // index of the current file
     int64_t file_bytes = 0;  // sum of the sizes of the files before it
     std::unique_ptr<TextStream> input;
@@ -85,7 +85,8 @@ struct CorpusReader {
 };
 
 // Calls f(text, starts, val) for each document of a chunk, decoded unless the file is text; a long document comes in
-// two parts. The text of a row may be empty. Refuses invalid objects and records (EXIT_BAD_DATA, with file:line), or skips and counts them.
+// two parts. The text of a row may be empty. Refuses invalid objects and records (EXIT_BAD_DATA, with file:line), or
+// skips and counts them.
 void for_each_document(Chunk& chunk, const CorpusRules& rules,
                        const std::function<void(std::string_view text, bool starts, bool val)>& f);
 

@@ -60,6 +60,7 @@ struct Tokenizer {
     std::string chat_template;        // in Jinja; "": none
     int rows = MAX_VOCAB_SIZE;        // of the model's embedding: a text with an added token beyond it is refused
     TokenizerFiles files;             // those that it was read from; empty: it was trained
+    int max_length = 0;               // model_max_length where no tokenizer_config.json was read; 0: none
     int byte_tokens[256] = {};
     PairRanks ranks;
 
@@ -87,9 +88,9 @@ bool same_tokenizer(const Tokenizer& a, const Tokenizer& b);
 
 // Writes tokenizer.json, vocab.json, merges.txt, tokenizer_config.json and special_tokens_map.json, as transformers
 // reads them, into an existing directory; replaces or removes all files of a tokenizer there. A file that the tokenizer
-// was read from is written as it was. model_max_length counts where there was no tokenizer_config.json.
-void save_tokenizer(const Tokenizer& tokenizer, const std::string& directory, int model_max_length);
-// Changes the model_max_length of a tokenizer_config.json that was read.
+// was read from is written as it was.
+void save_tokenizer(const Tokenizer& tokenizer, const std::string& directory);
+// Changes the model_max_length of tokenizer_config.json.
 void set_model_max_length(Tokenizer& tokenizer, int length);
 
 // A tokenizer's encoding state, one per thread. Keep an Encoder between calls: it caches the pieces seen before.

@@ -139,7 +139,7 @@ struct SideFiles {
 
     SideFiles(const TokenizerFiles& files, const std::string& where) {
         const auto read = [&](const char* name, json& out) {
-            if (files.contains(name)) out.update(parse_json_object(files.at(name), name + (" beside " + where)));
+            if (files.contains(name)) out.update(parse_python_object(files.at(name), name + (" beside " + where)));
         };
         read("config.json", model);
         read("tokenizer_config.json", config);
@@ -388,16 +388,6 @@ static void check_pipeline(const json& file, const json& model, const std::strin
     require_value(model, "ignore_merges", false, where);
 }
 
-// Changes a tokenizer_config.json that was read.
-static void change_config(Tokenizer& tokenizer, const std::function<void(ordered_json&)>& change) {
-    const auto found = tokenizer.files.find("tokenizer_config.json");
-    if (found == tokenizer.files.end()) return;
-    const ordered_json before = ordered_json::parse(found->second);
-    ordered_json after = before;
-    change(after);
-    if (after != before) found->second = after.dump(2) + "\n";
-}
-
 static ordered_json added_token_json(const Tokenizer& tokenizer, const AddedToken& token) {
     return {{"content", tokenizer.tokens[size_t(token.id)]},
             {"single_word", false},
@@ -410,14 +400,20 @@ static ordered_json added_token_json(const Tokenizer& tokenizer, const AddedToke
 // Adds to tokenizer_config.json what only tokenizer.json and config.json say: transformers 5 leaves out the added
 // tokens of tokenizer.json where tokenizer_config.json has a list, and 4 does not.
 static void complete_config(Tokenizer& tokenizer, bool end_is_named) {
-    change_config(tokenizer, [&](ordered_json& config) {
-        if (!end_is_named) config["eos_token"] = tokenizer.tokens[size_t(tokenizer.end_of_text)];
-        const auto decoder = config.find("added_tokens_decoder");
-        if (decoder == config.end() || !decoder->is_object()) return;
+    const auto config = tokenizer.files.find("tokenizer_config.json");
+    if (config == tokenizer.files.end()) return;
+    JsonMembers changes, added;
+    if (!end_is_named) changes = {{"eos_token", json_quoted(tokenizer.tokens[size_t(tokenizer.end_of_text)])}};
+    for (auto& [key, decoder] : json_members(config->second)) {
+        if (key != "added_tokens_decoder" || !decoder.starts_with('{')) continue;
+        const JsonMembers known = json_members(decoder);
         for (const AddedToken& token : tokenizer.added)
-            if (const std::string id = std::to_string(token.id); !decoder->contains(id))
-                (*decoder)[id] = added_token_json(tokenizer, token);
-    });
+            if (const std::string id = std::to_string(token.id);
+                std::ranges::find(known, id, &JsonMembers::value_type::first) == known.end())
+                added.push_back({id, added_token_json(tokenizer, token).dump()});
+        changes.push_back({key, with_members(decoder, added)});
+    }
+    config->second = with_members(config->second, changes);
 }
 
 static void read_merges(Tokenizer& tokenizer, const Ids& ids, const json& merges, const std::string& where) {
@@ -578,10 +574,13 @@ static ordered_json tokenizer_json(const Tokenizer& tokenizer, const std::vector
 }
 
 void set_model_max_length(Tokenizer& tokenizer, int length) {
-    change_config(tokenizer, [&](ordered_json& config) { config["model_max_length"] = length; });
+    tokenizer.max_length = length;
+    const auto config = tokenizer.files.find("tokenizer_config.json");
+    if (config != tokenizer.files.end())
+        config->second = with_members(config->second, {{"model_max_length", std::to_string(length)}});
 }
 
-void save_tokenizer(const Tokenizer& tokenizer, const std::string& directory, int model_max_length) {
+void save_tokenizer(const Tokenizer& tokenizer, const std::string& directory) {
     const std::vector<std::string> written = written_tokens(tokenizer);
     TokenizerFiles files = tokenizer.files;
     const auto missing = [&](const char* name) { return !files.contains(name); };
@@ -596,10 +595,9 @@ void save_tokenizer(const Tokenizer& tokenizer, const std::string& directory, in
         const std::string end = tokenizer.tokens[size_t(tokenizer.end_of_text)];
         const std::string bos = tokenizer.bos < 0 ? end : tokenizer.tokens[size_t(tokenizer.bos)];
         const ordered_json special_tokens = {{"bos_token", bos}, {"eos_token", end}, {"unk_token", end}};
-        ordered_json config = {{"tokenizer_class", "GPT2Tokenizer"},
-                               {"model_max_length", model_max_length},
-                               {"add_prefix_space", false},
-                               {"clean_up_tokenization_spaces", false}};
+        ordered_json config = {
+            {"tokenizer_class", "GPT2Tokenizer"}, {"add_prefix_space", false}, {"clean_up_tokenization_spaces", false}};
+        if (tokenizer.max_length > 0) config["model_max_length"] = tokenizer.max_length;
         config.update(special_tokens);
         files["tokenizer_config.json"] = text(config);
         if (missing("special_tokens_map.json")) files["special_tokens_map.json"] = text(special_tokens);

@@ -83,9 +83,7 @@ static SaveOptions save_options(const Run& run, const TrainerState& state, SaveR
     options.model_card = model_card(run, state);
     options.config = run.start.hf_config;
     if (run.start.tokenizer) {
-        options.write_tokenizer = [&run](const std::string& dir) {
-            save_tokenizer(*run.start.tokenizer, dir, run.start.config.max_T);
-        };
+        options.write_tokenizer = [&run](const std::string& dir) { save_tokenizer(*run.start.tokenizer, dir); };
     }
     options.warn = [&result](const std::string& line) { result.warnings.push_back(line); };
     return options;

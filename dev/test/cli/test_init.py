@@ -48,6 +48,15 @@ def test_checkpoints_of_checkpoints_and_resumed_runs_keep_keys_that_are_not_read
     assert "generation_config.json" not in [path.name for path in without.checkpoint(1).iterdir()]
 
 
+def test_a_tokenizer_without_a_length_gets_none_and_that_of_a_new_model_has_the_context(model, trained, data, tmp_path):
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        (model / name).unlink()  # leaves vocab.json and merges.txt
+    tune("--init", model, out=tmp_path / "run", data=data)
+    folders = (trained.checkpoint(30), Run(tmp_path / "run").checkpoint(1), data)
+    found = [json.loads((folder / "tokenizer_config.json").read_text()).get("model_max_length") for folder in folders]
+    assert found == [16, None, None]
+
+
 def test_config_json_has_the_tokens_of_another_tokenizer_and_a_line_says_so(model, data, tmp_path):
     for name in ("config.json", "generation_config.json"):
         edit(model / name, eos_token_id=7, pad_token_id=8)

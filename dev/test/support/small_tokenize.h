@@ -42,7 +42,7 @@ struct TokenizeRun {
     Options options;
 
     explicit TokenizeRun(const Files& files = {}) {
-        save_tokenizer(tokenizer(), folder.path, 128);
+        save_tokenizer(tokenizer(), folder.path);
         std::filesystem::create_directory(folder / "in");
         options.tokenizer = folder / "tokenizer.json";
         options.output = folder / "out", options.inputs = {folder / "in"};

@@ -75,7 +75,7 @@ TEST_CASE("two merges that make the same bytes share a token") {
     CHECK(tokenizer.merges[1].token == tokenizer.merges[3].token);
     CHECK(tokenizer.vocab_size() == 257 + 3);
     TemporaryDirectory folder;
-    save_tokenizer(tokenizer, folder.path, 64);
+    save_tokenizer(tokenizer, folder.path);
     CHECK(encode(load_tokenizer(folder.path), "xbaaaxba") == encode(tokenizer, "xbaaaxba"));
 }
 

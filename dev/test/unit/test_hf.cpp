@@ -275,14 +275,15 @@ TEST_CASE("keys that are not read stay as they are, and those that would be untr
         "n_ctx": 1024, "resid_pdrop": 0.1, "summary_type": "cls_index", "task_specific_params": {"a": {"b": [1, null]}},
         "bos_token_id": null, "pad_token_id": -1, "eos_token_id": [6, 5], "n_inner": null, "dtype": "float16",
         "torch_dtype": "float16", "transformers_version": "5.24.0", "architectures": ["GPT2Model"],
-        "tie_word_embeddings": false})");
+        "tie_word_embeddings": false, "a": 12345678901234567890123, "b": [1e400, -Infinity, "],}\""], "c": NaN})");
     CHECK(source.eos == std::vector<int>{6, 5});
     CHECK(source.pad == -1);
     CHECK_FALSE(source.tied);
     const std::string text = hf_config_json(source, "bfloat16");
     for (const char* kept :
          {R"("resid_pdrop": 0.1)", R"("summary_type": "cls_index")", R"("bos_token_id": null)", R"("pad_token_id": -1)",
-          R"("n_ctx": 5)", R"("torch_dtype": "bfloat16")", R"("tie_word_embeddings": true)", R"("GPT2LMHeadModel")"})
+          R"("n_ctx": 5)", R"("torch_dtype": "bfloat16")", R"("tie_word_embeddings": true)", R"("GPT2LMHeadModel")",
+          R"("a": 12345678901234567890123,)", R"("b": [1e400, -Infinity, "],}\""],)", R"("c": NaN,)"})
         CHECK_MESSAGE(contains(text, kept), kept);
     for (const char* untrue : {"\"dtype\"", "transformers_version", "initializer_range"})
         CHECK_MESSAGE(!contains(text, untrue), untrue);
@@ -342,6 +343,7 @@ TEST_CASE("each unsupported or invalid value is refused, and the message has its
         {R"({"n_layer":0})", "layers"},
         {R"({"vocab_size":2147483648})", "an integer from 0 to 2147483647"},
         {R"({"vocab_size":50257.0})", "an integer from 0"},
+        {R"({"eos_token_id":NaN})", "must be an integer or a list"},
         {R"({"eos_token_id":[1,"</s>"]})", "\"eos_token_id\" is [1,\"</s>\"], but must be an integer or a list"},
         {R"({"n_layer":12)", "not valid JSON: it ends in the middle of a value, after 13 bytes"},
         {"{\"n_layer\":" + std::string(1000000, '[') + "}", "inside each other"},

@@ -25,7 +25,7 @@ static void check_equal(const Tokenizer& got, const Tokenizer& want) {
 TEST_CASE("a saved tokenizer is loaded by its directory, by each of its files, and by OpenAI's names") {
     const Tokenizer& tokenizer = small_tokenizer();
     TemporaryDirectory folder;
-    save_tokenizer(tokenizer, folder.path, 128);
+    save_tokenizer(tokenizer, folder.path);
     for (const std::string name : {"", "/tokenizer.json", "/vocab.json", "/merges.txt"})
         check_equal(load_tokenizer(folder.path + name), tokenizer);
     std::filesystem::create_directory(folder / "openai");
@@ -33,12 +33,16 @@ TEST_CASE("a saved tokenizer is loaded by its directory, by each of its files, a
     std::filesystem::rename(folder / "merges.txt", folder / "openai/vocab.bpe");
     for (const std::string name : {"", "/encoder.json", "/vocab.bpe"})
         check_equal(load_tokenizer((folder / "openai") + name), tokenizer);
-    CHECK(read_bytes(folder / "tokenizer_config.json").find("\"model_max_length\": 128") != std::string::npos);
+    CHECK_FALSE(contains(read_bytes(folder / "tokenizer_config.json"), "model_max_length"));
+    Tokenizer of_model = tokenizer;
+    set_model_max_length(of_model, 128);
+    save_tokenizer(of_model, folder.path);
+    CHECK(contains(read_bytes(folder / "tokenizer_config.json"), "\"model_max_length\": 128"));
 }
 
 TEST_CASE("merges.txt may lack its last newline and its first line, and may have Windows line ends") {
     TemporaryDirectory folder;
-    save_tokenizer(small_tokenizer(), folder.path, 128);
+    save_tokenizer(small_tokenizer(), folder.path);
     const std::string vocab = read_bytes(folder / "vocab.json"), merges = read_bytes(folder / "merges.txt");
     std::string windows;
     for (const char c : merges) windows += c == '\n' ? "\r\n" : std::string(1, c);
@@ -58,7 +62,7 @@ static std::string replaced(std::string text, const std::string& from, const std
 
 static std::string small_json() {
     TemporaryDirectory folder;
-    save_tokenizer(tokenizer_from_merges({{64, 65}, {256, 66}}), folder.path, 128);  // a b, ab c
+    save_tokenizer(tokenizer_from_merges({{64, 65}, {256, 66}}), folder.path);  // a b, ab c
     return read_bytes(folder / "tokenizer.json");
 }
 
@@ -87,7 +91,7 @@ TEST_CASE("tokenizer.json: other added tokens are kept, and an empty token is ac
     const std::string with_empty = replaced(small_json(), "\"abc\": 257", "\"abc\": 257, \"\": 259");
     for (const Tokenizer& want : {tokenizer, parse_one_file(with_empty, "test")}) {
         TemporaryDirectory folder;
-        save_tokenizer(want, folder.path, 128);
+        save_tokenizer(want, folder.path);
         check_equal(load_tokenizer(folder.path), want);
         if (want.added.size() == 1) check_equal(load_tokenizer(folder / "vocab.json"), want);
     }
@@ -98,15 +102,15 @@ TEST_CASE("tokenizer.json: other added tokens are kept, and an empty token is ac
 
 TEST_CASE("a directory's tokenizer has the roles of its files, and is written as it was read") {
     TemporaryDirectory folder, copy;
-    save_tokenizer(tokenizer_from_merges({{64, 65}, {256, 66}}), folder.path, 128);  // a b, ab c
+    save_tokenizer(tokenizer_from_merges({{64, 65}, {256, 66}}), folder.path);  // a b, ab c
     const auto change = [&](const std::string& name, const std::string& from, const std::string& to) {
         write_bytes(folder / name, replaced(read_bytes(folder / name), from, to));
     };
-    change("tokenizer_config.json", "{",
-           R"({"pad_token": {"content": "<pad>", "rstrip": true}, "mask_token": "ab",)"
-           R"("chat_template": [{"name": "default", "template": "T"}],)"
-           R"("added_tokens_decoder": {"260": {"content": "new", "normalized": true}},)");
-    change("tokenizer_config.json", R"("model_max_length": 128)", R"("model_max_length": 7)");
+    change(
+        "tokenizer_config.json", "{",
+        R"({"model_max_length": 1000000000000000019884624838656, "x": NaN, "pad_token": {"content": "<pad>", "rstrip": true}, "mask_token": "ab",)"
+        R"("chat_template": [{"name": "default", "template": "T"}],)"
+        R"("added_tokens_decoder": {"260": {"content": "new", "normalized": true}},)");
     change("tokenizer.json", "\"added_tokens\": [", R"("added_tokens": [{"id": 259, "content": "<b>"},)");
     change("tokenizer.json", R"("post_processor": {)", R"("post_processor": {"type": "Sequence", "processors": [
         {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "B"}}, {"Sequence": {"id": "A"}}],
@@ -119,11 +123,12 @@ TEST_CASE("a directory's tokenizer has the roles of its files, and is written as
     CHECK((tokenizer.chat_template == "T" && tokenizer.prefix == std::vector<int>{259}));
     CHECK(encode_prompt(tokenizer, "abc <pad> ") == std::vector<int>{259, 256, 66, 220, 261});
     CHECK(encode_prompt(tokenizer, "") == std::vector<int>{258, 259});
-    save_tokenizer(tokenizer, copy.path, 1);
+    save_tokenizer(tokenizer, copy.path);
     for (const std::string& name : list_directory(folder.path))
         if (name != "tokenizer_config.json") CHECK(read_bytes(copy / name) == read_bytes(folder / name));
-    CHECK(contains(read_bytes(copy / "tokenizer_config.json"), "\"259\": {\n      \"content\": \"<b>\""));  // completed
-    CHECK(contains(read_bytes(copy / "tokenizer_config.json"), "\"model_max_length\": 7"));
+    CHECK(contains(read_bytes(copy / "tokenizer_config.json"), R"("259": {"content":"<b>")"));  // completed
+    CHECK(contains(read_bytes(copy / "tokenizer_config.json"), R"("model_max_length": 1000000000000000019884624838656,
+  "x": NaN,)"));
     check_equal(load_tokenizer(copy.path), tokenizer);
     for (const char* file : {"tokenizer.json", "special_tokens_map.json", "tokenizer_config.json"})
         std::filesystem::remove(folder / file);
@@ -133,7 +138,7 @@ TEST_CASE("a directory's tokenizer has the roles of its files, and is written as
 
 TEST_CASE("documents end with the token that the files name, where there is no <|endoftext|>") {
     TemporaryDirectory folder, copy;
-    save_tokenizer(tokenizer_from_merges({{64, 65}}), folder.path, 128);
+    save_tokenizer(tokenizer_from_merges({{64, 65}}), folder.path);
     for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"})
         std::filesystem::remove(folder / name);
     const std::string vocab = read_bytes(folder / "vocab.json");
@@ -142,7 +147,7 @@ TEST_CASE("documents end with the token that the files name, where there is no <
         write_bytes(folder / "vocab.json", replaced(vocab, END_OF_TEXT, token));
         write_bytes(folder / file, content);
         const Tokenizer tokenizer = load_tokenizer(folder.path);
-        save_tokenizer(tokenizer, copy.path, 1);
+        save_tokenizer(tokenizer, copy.path);
         CHECK(same_tokenizer(load_tokenizer(copy.path), tokenizer));  // without config.json
         remove_tree(copy.path), make_directories(copy.path);
         return tokenizer.end_of_text;
@@ -157,7 +162,7 @@ TEST_CASE("documents end with the token that the files name, where there is no <
 
 TEST_CASE("added_tokens.json of older directories adds its tokens") {
     TemporaryDirectory folder;
-    save_tokenizer(tokenizer_from_merges({{64, 65}}), folder.path, 128);
+    save_tokenizer(tokenizer_from_merges({{64, 65}}), folder.path);
     std::filesystem::remove(folder / "tokenizer.json");
     write_bytes(folder / "added_tokens.json", R"({"<b>": 259, "<a>": 258})");
     const Tokenizer tokenizer = load_tokenizer(folder.path);
