@@ -133,7 +133,7 @@ static TaskRow read_row(const json& row, Encoder& encoder, const std::string& wh
     const json number = gold.is_string() ? json::parse(gold.get<std::string>(), nullptr, false) : gold;
     check(number.is_number_integer() && number >= 0 && number < choices, where,
           format("\"%s\" is %s, and must be the number of a choice, 0 to %zu", shape->gold,
-                 printable(json_text(gold)).c_str(), choices - 1));
+                 row.contains(shape->gold) ? printable(json_text(gold)).c_str() : "missing", choices - 1));
     out.gold = number.get<int>();
     if (shape->compares_differing) find_differing(out.choices, contexts.size() > 1);
     return out;

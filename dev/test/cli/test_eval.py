@@ -164,7 +164,7 @@ def test_training_evaluates_tasks_as_eval_does(tasks, tmp_path, data):
 def test_bad_rows_and_files_are_refused_before_the_model_is_loaded(trained, tasks, tmp_path, data):
     (tmp_path / "bad.jsonl").write_text((tasks / CHOICES).read_text() + '{"query": "q", "choices": ["a", "b"]}\n')
     task = [PROGRAM, "eval", "--init", trained, "--task"]
-    refused(65, f"{tmp_path}/bad.jsonl:61: \"gold\" is null, and must be", task, tmp_path / "bad.jsonl", "--rows",
+    refused(65, f"{tmp_path}/bad.jsonl:61: \"gold\" is missing, and must be", task, tmp_path / "bad.jsonl", "--rows",
             tmp_path / "rows")
     assert not (tmp_path / "rows").exists()
     refused(66, "none.jsonl", task, f"{tasks / CHOICES},{tmp_path}/none.jsonl")
