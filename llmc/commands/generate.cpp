@@ -7,6 +7,7 @@
 #include <iostream>
 #include <thread>
 
+#include <fcntl.h>
 #include <poll.h>
 #include <unistd.h>
 
@@ -17,18 +18,13 @@
 
 // Reads a prompt that is piped into the program. A caller may leave its end of the pipe open, and never write.
 static std::string read_stdin() {
+    if ((fcntl(STDIN_FILENO, F_GETFL) & O_ACCMODE) == O_WRONLY) return "";  // as nohup leaves it
     pollfd input = {STDIN_FILENO, POLLIN, 0};
     if (poll(&input, 1, 10'000) == 0)
         fail(EXIT_NO_INPUT,
              "standard input is open, but nothing came in 10 s; give --prompt TEXT, or </dev/null for none "
              "(--prompt-file /dev/stdin waits longer)");
-    std::string text, piece(1 << 16, '\0');
-    while (const size_t got = read_pipe(STDIN_FILENO, piece, "standard input")) {
-        text.append(piece, 0, got);
-        if (int64_t(text.size()) > MAX_PROMPT_BYTES)
-            fail(EXIT_BAD_DATA, "standard input has more than %s bytes", with_commas(MAX_PROMPT_BYTES).c_str());
-    }
-    return text;
+    return read_prompt("-");
 }
 
 // Returns the tokens of a prompt. option: where it comes from.

@@ -187,12 +187,12 @@ int64_t TextStream::skip_mark() {
 
 // ---- what a file is
 
-size_t read_pipe(int fd, std::string& out, const std::string& name) {
+// Reads what a pipe has next, and waits for it, also if the pipe is non-blocking. Returns the bytes in `out`; 0: its end.
+static size_t read_pipe(int fd, std::string& out, const std::string& name) {
     pollfd input = {fd, POLLIN, 0};
     for (;;) {
         const ssize_t got = read(fd, out.data(), out.size());
         if (got >= 0) return size_t(got);
-        if (errno == EBADF) return 0;
         if (errno != EINTR && (errno != EAGAIN || poll(&input, 1, -1) < 0)) fail_errno(EXIT_NO_INPUT, name, "read");
     }
 }
@@ -225,10 +225,12 @@ static std::shared_ptr<FILE> copy_of_pipe(const TextFile& file, int64_t max_byte
 }
 
 static TextFile open_file(const std::string& path, int64_t max_bytes) {
-    TextFile file{path, path == "-" ? "/dev/stdin" : path};
+    TextFile file{path, path};
+    if (path == "-") file.path = "standard input", file.source = "/dev/stdin";
     struct stat status = {};
-    if (stat(file.source.c_str(), &status) != 0) fail_errno(EXIT_NO_INPUT, path, "open");
-    if (!S_ISREG(status.st_mode) && !S_ISDIR(status.st_mode)) {
+    if (stat(file.source.c_str(), &status) != 0) fail_errno(EXIT_NO_INPUT, file.path, "open");
+    const bool in_the_middle = file.source == "/dev/stdin" && lseek(STDIN_FILENO, 0, SEEK_CUR) > 0;
+    if (in_the_middle || (!S_ISREG(status.st_mode) && !S_ISDIR(status.st_mode))) {
         file.copy = copy_of_pipe(file, max_bytes);
         file.source = "/proc/self/fd/" + std::to_string(fileno(file.copy.get()));
     }
@@ -332,10 +334,10 @@ static TextFile inspect(const std::string& path, Wanted wanted, const std::strin
     if (!file.refused.empty()) return file;
     if (!file.unpacker) file.text_bytes = file.size;
     if (const char delimiter = delimiter_of(file.format)) {
-        file.columns = fields_of(text.substr(0, record_end(text, 0, delimiter)), delimiter, path + ":1");
+        file.columns = fields_of(text.substr(0, record_end(text, 0, delimiter)), delimiter, file.path + ":1");
         const auto named = std::count(file.columns.begin(), file.columns.end(), text_key);
         if (wanted == Wanted::documents && named > 1)
-            fail(EXIT_BAD_DATA, "%s:1: names %d columns \"%s\"; give them different names", path.c_str(), int(named),
+            fail(EXIT_BAD_DATA, "%s:1: names %d columns \"%s\"; give them different names", file.path.c_str(), int(named),
                  printable(text_key).c_str());
     }
     if (file.format == Format::text || !file.columns.empty()) file.odd_byte = odd_byte;
@@ -345,15 +347,16 @@ static TextFile inspect(const std::string& path, Wanted wanted, const std::strin
 
 TextFile open_input(const std::string& path, Wanted wanted, const std::string& text_key) {
     TextFile file = inspect(path, wanted, text_key);
-    if (!file.refused.empty()) fail(EXIT_BAD_DATA, "%s: %s", path.c_str(), file.refused.c_str());
+    if (!file.refused.empty()) fail(EXIT_BAD_DATA, "%s: %s", file.path.c_str(), file.refused.c_str());
     return file;
 }
 
 std::string read_prompt(const std::string& path) {
-    TextStream stream(open_input(path, Wanted::prompt, ""), "");
+    const TextFile file = open_input(path, Wanted::prompt, "");
+    TextStream stream(file, "");
     stream.skip_mark();
     const std::string_view text = stream.peek(MAX_PROMPT_BYTES + 1);
-    if (int64_t(text.size()) > MAX_PROMPT_BYTES) fail_too_long(path, MAX_PROMPT_BYTES);
+    if (int64_t(text.size()) > MAX_PROMPT_BYTES) fail_too_long(file.path, MAX_PROMPT_BYTES);
     return std::string(text);
 }
 

@@ -12,7 +12,7 @@
 // Files in it with the names above, or .parquet, are read, apart from hidden ones, a tokenizer's files, those beside
 // .safetensors files, and JSON and CSV whose first object has no text. A file that is named directly is read, with any
 // name. Links are followed, but nothing is read twice. A pipe is copied to a file without a name in TMPDIR, because it
-// may be read several times.
+// may be read several times; so is the rest of a file on the standard input of which a part was read.
 #pragma once
 #include <cstdint>
 #include <cstdio>
@@ -36,7 +36,7 @@ inline constexpr int64_t MAX_PROMPT_BYTES = 16 << 20;
 struct Unpacker;  // a program
 
 struct TextFile {
-    std::string path;    // as the user named it
+    std::string path;    // as the user named it; "standard input" for -
     std::string source;  // what is opened: the same, or the copy of a pipe
     int64_t size = 0;    // of the file, packed as it is
     Format format = Format::text;
@@ -65,9 +65,6 @@ enum class Wanted { documents, rows, prompt };
 // Refuses a file that is not that (EXIT_BAD_DATA). text_key: of documents.
 TextFile open_input(const std::string& path, Wanted wanted, const std::string& text_key);
 std::string read_prompt(const std::string& path);
-// Reads what a pipe has next, and waits for it, also if the pipe is non-blocking. Returns the bytes in `out`; 0: its
-// end, or a descriptor that is open for writing only, as nohup leaves stdin.
-size_t read_pipe(int fd, std::string& out, const std::string& name);
 char delimiter_of(Format format);  // of CSV and TSV; 0 for the others
 // The file's name without folders and without .gz and the like.
 std::string unpacked_name(const std::string& path);

@@ -63,7 +63,7 @@ def test_a_prompt_file_is_the_prompt_without_a_newline_at_its_end(content, train
     refused(66, "no/such", PROGRAM, "generate --prompt-file no/such", *options)
 
 
-ANY_BYTES = b"\t\r\x1b[2J\x00\xc2\x9b\xff\xc3\n\n"
+ANY_BYTES = b"\t\r\x1b[2J\x01\xc2\x9b\xff\xc3\n\n"
 
 
 def shell(script, *command, **keywords):
@@ -73,16 +73,19 @@ def shell(script, *command, **keywords):
 
 def test_a_pipe_or_file_on_stdin_is_the_prompt_if_none_is_given(trained, tmp_path):
     (tmp_path / "prompt.txt").write_text("the king\n")
-    command = [tmp_path / "prompt.txt", PROGRAM, "generate --max-tokens 9 --init", trained.folder]
+    command = [tmp_path / "prompt.txt", PROGRAM, "generate --precision fp32 --max-tokens 9 --init", trained.folder]
     prompt, none = run(*command[1:], "--prompt 'the king'").out, run(*command[1:]).out
     for script in ('"$@" <"$0"', '(sleep 1; cat "$0") | "$@"', '(printf the; sleep 1; echo " king") | "$@"',
-                   '"$@" --prompt "the king" <<<old', '"$@" --prompt-file "$0" <<<old'):
+                   '"$@" --prompt "the king" <<<old', '"$@" --prompt-file "$0" <<<old', '"$@" --prompt-file - <"$0"',
+                   'gzip -c "$0" | "$@"', '(echo old; cat "$0") >"$0.2"; (read x; "$@") <"$0.2"',
+                   'cat "$0" | "$@" --tensor-parallel 2 --ranks 2 --prompt-file -'):
         assert shell(script, *command).out == prompt
     for script in ('"$@" <&-', ': | "$@"', 'echo | "$@"', '"$@" 0>"$0.out"', '"$@" --prompt "" <"$0"'):
         assert shell(script, *command).out == none
     never = ["bash", "-c", 'exec "$@" < <(exec sleep 20 2>&-)']
     refused(66, "standard input is open, but nothing came in 10 s; give --prompt TEXT, or </dev/null", never, *command)
     refused(65, "standard input has more than 16,777,216 bytes", ["bash", "-c", '"$@" </dev/zero'], *command)
+    refused(65, "standard input: is a tar archive, not text", ["bash", "-c", 'tar -cf- "$0" | "$@"'], *command)
 
 
 def test_the_bytes_of_a_file_are_the_same_under_each_launcher_and_a_terminal_has_them_escaped(trained, tmp_path):
@@ -106,7 +109,7 @@ def test_the_bytes_of_a_file_are_the_same_under_each_launcher_and_a_terminal_has
         with open(path, "rb") as stdin:
             subprocess.run(launch.command(*generate), stdin=stdin, stdout=terminal, timeout=LIMIT,
                            env=environment(launch.env), check=True)
-        assert os.read(screen, 1000).startswith(b"\t" + rb"\x0d\x1b[2J\x00\x9b")
+        assert os.read(screen, 1000).startswith(b"\t" + rb"\x0d\x1b[2J\x01\x9b")
         os.close(screen)
         os.close(terminal)
 
