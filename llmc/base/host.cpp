@@ -9,6 +9,7 @@
 #endif
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <cstdlib>
 #include <fstream>
@@ -89,10 +90,21 @@ void yield_to_training() {}
 
 double cores_available() { return std::min(double(cores_of_process()), cpu_quota()); }
 
+// Whether OMP_NUM_THREADS has what libgomp takes: numbers above 0 with commas between them. It ignores another value, and
+// says so.
+static bool has_thread_count() {
+    const char* value = getenv("OMP_NUM_THREADS");
+    for (char* end; value && std::strtol(value, &end, 10) > 0; value = end + 1) {
+        while (std::isspace(uint8_t(*end))) end++;
+        if (*end != ',') return !*end;
+    }
+    return false;
+}
+
 // CPU ranks of a host share its cores, unless mpirun has bound each rank to cores of its own. They share a CPU quota.
 ThreadChoice choose_threads(int ranks) {
     const int most = omp_get_max_threads(), cores = int(sysconf(_SC_NPROCESSORS_ONLN)), own = cores_of_process();
-    if (getenv("OMP_NUM_THREADS")) return {most, "OMP_NUM_THREADS"};
+    if (has_thread_count()) return {most, "OMP_NUM_THREADS"};
     const std::string shared = ranks > 1 ? format(", shared by %d ranks", ranks) : "";
     ThreadChoice choice = {std::max(1, cores / std::max(1, ranks)), counted(cores, "core") + shared};
     if (own < cores) choice = {own, format("bound to %d of %d cores", own, cores)};

@@ -152,7 +152,9 @@ def test_a_cpu_quota_is_shared_by_ranks_and_the_user_overrides_it(quota, data, t
 
     assert threads(0.6) == [f"1: a CPU quota of 0.6 of {cores} cores", 1]
     assert threads(cores) == [f"{cores}: {cores} cores", cores]
-    assert threads(0.6, OMP_NUM_THREADS="") == threads(0.6)
-    assert threads(0.6, OMP_NUM_THREADS=2) == ["2: OMP_NUM_THREADS", 2]
+    for ignored in ("", "abc", "0", "2,x"):
+        assert threads(0.6, OMP_NUM_THREADS=ignored) == threads(0.6)
+    for count in (2, " 2 , 1"):
+        assert threads(0.6, OMP_NUM_THREADS=count) == ["2: OMP_NUM_THREADS", 2]
     half = cores // 2
     assert threads(cores, "--ranks 2", OMP_NUM_THREADS="") == [f"{half}: {cores} cores, shared by 2 ranks", half]
