@@ -139,14 +139,16 @@ static int supervise(std::vector<pid_t> processes, bool mpirun, const sigset_t& 
         for (const pid_t pid : processes)
             if (pid > 0) kill(pid, number);
     };
-    int exit_code = 0;
+    int exit_code = 0, replaced = 0;  // replaced: the signal in whose place mpirun got SIGUSR1
     double first_signal = 0.0;
     for (size_t running = processes.size(); running > 0;) {
         int number = 0, status = 0;
         sigwait(&signals, &number);
         if (number == SIGALRM) signal_all(SIGKILL);
         if (number != SIGALRM && number != SIGCHLD) {
-            signal_all(mpirun && std::ranges::count(MPIRUN_KILLS_AT, number) ? SIGUSR1 : number);
+            const bool replace = mpirun && std::ranges::count(MPIRUN_KILLS_AT, number);
+            if (replace) replaced = number;
+            signal_all(replace ? SIGUSR1 : number);
             if (first_signal == 0.0) first_signal = seconds_now();
             if (is_second_request(number, first_signal)) alarm(SECONDS_TO_END);  // for ranks that hang
         }
@@ -154,7 +156,8 @@ static int supervise(std::vector<pid_t> processes, bool mpirun, const sigset_t& 
             if (processes[i] == 0 || waitpid(processes[i], &status, WNOHANG) <= 0) continue;
             processes[i] = 0;
             running--;
-            const int code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+            int code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+            if (replaced && code == 128 + SIGUSR1) code = 128 + replaced;
             if (code == 0 || (exit_code != 0 && exit_code != EXIT_PREEMPTED)) continue;
             exit_code = code;
             if (code == EXIT_PREEMPTED) continue;

@@ -94,6 +94,13 @@ def test_a_signal_saves_and_ends_all(number, job, tmp_path):
     wait_for_end_of(pids)
 
 
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_without_checkpoints_the_exit_code_names_the_signal(number, job):
+    process, _ = job("--checkpoint-every 0")
+    process.signal(number)
+    assert process.wait() == 128 + number
+
+
 # systemd and Slurm signal all processes of a job. mpirun itself would kill the ranks within two seconds.
 def test_a_signal_to_all_processes_leaves_time_for_the_save(job, tmp_path):
     process, pids = job()
