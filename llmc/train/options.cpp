@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "base/common.h"
+#include "base/content.h"
 #include "base/files.h"
 #include "base/json.h"
 #include "base/print.h"
@@ -249,6 +250,8 @@ static std::string take_text(std::string& line, const std::string& where) {
 
 // Reads lines name = value of TOML. CLI11's own reader (2.1.2) would cut texts at #, and splits them at commas.
 static std::vector<std::pair<std::string, std::string>> read_toml(const std::string& text, const std::string& path) {
+    if (const ForeignContent* other = foreign_content(std::string_view(text).substr(0, 512)))
+        fail(EXIT_BAD_DATA, "%s: is %s, not lines of UTF-8 text; %s", path.c_str(), other->what, other->remedy);
     std::vector<std::pair<std::string, std::string>> items;
     std::istringstream lines(text.starts_with("\xef\xbb\xbf") ? text.substr(3) : text);  // a byte order mark
     std::string line;
@@ -265,7 +268,9 @@ static std::vector<std::pair<std::string, std::string>> read_toml(const std::str
         CLI::detail::trim(line);
         if (is_text && !line.empty() && line[0] != '#') fail(EXIT_BAD_DATA, "%s: text after the value", where.c_str());
         if (!is_text && isdigit(value[0])) std::erase(value, '_');
-        if (value.find('\0') != value.npos) fail(EXIT_BAD_DATA, "%s: has a zero byte", where.c_str());
+        if (value.find('\0') != value.npos)
+            fail(EXIT_BAD_DATA, "%s: has a zero byte; if it is UTF-16, convert it with iconv -f UTF-16 -t UTF-8",
+                 where.c_str());
         items.emplace_back(name, value);
     }
     return items;
@@ -332,9 +337,10 @@ std::string Parser::toml_of(const nlohmann::json& run) {
 }
 
 void Parser::read_saved() {
-    const std::string run = parent_directory(o.output), name = o.output.substr(o.output.rfind('/') + 1);
+    const std::string here = o.output == "." ? current_directory() : o.output;
+    const std::string run = parent_directory(here), name = here.substr(here.rfind('/') + 1);
     if (name.starts_with("step_") && path_exists(run + "/run.toml")) {
-        o.taken = " (" + o.output + " is a checkpoint of this run, which continues from its newest one)";
+        o.taken = " (" + here + " is a checkpoint of this run, which continues from its newest one)";
         o.output = run;
     }
     const std::string path = o.output + "/run.toml", old_path = o.output + "/run.json";

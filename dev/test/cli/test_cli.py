@@ -36,7 +36,8 @@ def test_resume_takes_the_run_of_a_checkpoint(tmp_path, data):
     for slash in ("", "/", "//", "/."):
         said = run(PROGRAM, "--resume --quiet=0 --output", f"{out}/step_000002{slash}").out
         assert f"({out}/step_000002 is a checkpoint of this run, which continues from its newest one)" in said
-    assert out.latest() == "step_000004"
+    run(PROGRAM, "--resume --steps 5 --output .", cwd=out / "step_000004")
+    assert out.latest() == "step_000005"
 
 
 def test_init_starts_from_the_weights_which_lr_0_leaves_as_they_are(trained, tmp_path, data):

@@ -326,6 +326,14 @@ TEST_CASE("the command line comes before --config, and --config before run.toml"
         write_bytes(out / "more.toml", "\xef\xbb\xbf" + std::string(line));
         CHECK(train({"--config", (out / "more.toml").c_str()}).steps == 7);
     }
+    for (const char* mark : {"\xff\xfe", ""}) {
+        write_bytes(out / "more.toml", mark + std::string("s\0=\0 \0"
+                                                          "7\0",
+                                                          8));
+        const std::string said = refusal([&] { train({"--config", (out / "more.toml").c_str()}); });
+        CHECK_MESSAGE(contains(said, "UTF-16, "), said);
+        CHECK_MESSAGE(contains(said, "convert it with iconv -f UTF-16 -t UTF-8"), said);
+    }
     CHECK(resumed(out, {"--model", "d24"}).model == "d24");
     CHECK(resumed(out, {"--layers", "1", "--heads", "1", "--channels", "16"}).model == "");
 }
