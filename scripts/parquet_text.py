@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""parquet_text.py [COLUMN] <FILE.parquet: prints each row as a JSON line: the text in COLUMN, or all columns.
+"""parquet_text.py COLUMNS <FILE.parquet: prints each row as a JSON line: its values in COLUMNS. One column must be
+there, and of several, with line ends between them, those that are.
 
 `train_gpt2` starts it for Parquet files. It reads the file in pieces, so it needs little memory.
 """
@@ -35,12 +36,14 @@ def decoded(value):
 
 def print_rows(file, columns):
     names = file.schema_arrow.names
+    if len(columns) > 1:
+        columns = [name for name in dict.fromkeys(names) if name in columns]
     for column in columns:
         if column not in names:
             fail(BAD_DATA, f'there is no column "{column}" (--text-key); columns: {", ".join(names)}')
         if names.count(column) > 1:
             fail(BAD_DATA, f'there are {names.count(column)} columns "{column}"; give them different names')
-    for batch in file.iter_batches(batch_size=64, columns=columns or None):
+    for batch in file.iter_batches(batch_size=64, columns=columns):
         for row in batch.to_pylist():
             sys.stdout.buffer.write((json.dumps(row, ensure_ascii=False, default=decoded) + "\n").encode())
     sys.stdout.buffer.flush()
@@ -51,6 +54,6 @@ if __name__ == "__main__":
     try:
         # Without pre_buffer=False all of a row group's column is read at once.
         file = parquet.ParquetFile(sys.stdin.buffer, buffer_size=1 << 20, pre_buffer=False)
-        print_rows(file, [column for column in sys.argv[1:] if column])
+        print_rows(file, sys.argv[1].split("\n"))
     except (pyarrow.ArrowException, OSError, TypeError, ValueError) as error:
         fail(BAD_DATA, error)

@@ -30,7 +30,7 @@ static constexpr Magic known[] = {
     {0, "PK\5\6"sv, {"an empty zip archive", UNZIP, false}},
     {0, "7z\xbc\xaf\x27\x1c"sv, {"a 7z archive", "unpack it with 7z x", false}},
     {0, "Rar!\x1a\x07"sv, {"a rar archive", "unpack it with unrar x", false}},
-    {0, "PAR1"sv, {"a Parquet file", "train_gpt2 tokenize reads it, unpacked", false}},
+    {0, "PAR1\x15"sv, {"a Parquet file", "train_gpt2 tokenize reads it, unpacked", false}},
     {0, "ARROW1\0\0"sv, {"an Arrow file", TO_PARQUET, false}},
     {0, "\xff\xff\xff\xff"sv, {"an Arrow stream (a cache of Hugging Face's datasets)", TO_PARQUET, false}},
     {0, "FEA1\0\0\0\0"sv, {"a Feather file", TO_PARQUET, false}},

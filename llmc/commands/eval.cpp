@@ -100,7 +100,9 @@ static void eval_tasks(const Options& o, Comm& comm, const Groups& groups, const
         table.push_back({tasks[i].name, summarize(tasks[i], scores[i]).text()});
         if (!o.rows.empty()) rows += rows_json(tasks[i], scores[i]);
     }
-    if (!o.rows.empty()) replace_file(o.rows, rows);
+    std::error_code is_new;
+    const std::filesystem::path existing = std::filesystem::canonical(o.rows, is_new);  // what a link stands for
+    if (!o.rows.empty()) replace_file(is_new ? o.rows : existing.string(), rows);
     for (const std::string& line : table_lines(table)) print_stdout(line + "\n");
 }
 

@@ -196,7 +196,9 @@ static std::vector<TaskRow> read_examples(const std::string& path, const Tokeniz
 
 static std::vector<TaskRow> read_rows(const std::string& path, Encoder& encoder) {
     std::vector<TaskRow> rows;
-    for_each_row(path, [&](const json& row, const std::string& where) {
+    std::string keys = "delimiter";
+    for (const Shape& s : shapes) keys += format("\n%s\n%s\n%s", s.contexts, s.continuations, s.gold);
+    for_each_row(path, keys, [&](const json& row, const std::string& where) {
         rows.push_back(read_row(row, encoder, where));
         check((rows.back().choices.size() > 1) == (rows[0].choices.size() > 1), where,
               "has one continuation, or choices, unlike the rows before it; give two files");

@@ -32,7 +32,7 @@ static constexpr const char* BYTE_ORDER_MARK = "\xef\xbb\xbf";
 
 using Suffixes = std::initializer_list<const char*>;
 
-static constexpr Suffixes PACKED = {".gz", ".gzip", ".zst", ".zstd", ".xz", ".bz2"},
+static constexpr Suffixes PACKED = {".gz", ".gzip", ".zst", ".zstd", ".xz", ".lzma", ".bz2"},
                           TEXT = {".txt", ".text", ".md", ".markdown", ".rst"},
                           JSON = {".json", ".jsonl", ".jsonlines", ".ndjson", ".jl"};
 
@@ -67,11 +67,12 @@ struct Unpacker {
 };
 
 static const Unpacker unpackers[] = {
-    {0, "PAR1", {"python3"}, "python3"},
+    {0, "PAR1\x15", {"python3"}, "python3"},  // and the first field of a page header or of the footer
     {0, "\x1f\x8b", {"gzip", "-dc"}, "gzip"},
     {0, "\x28\xb5\x2f\xfd", {"zstd", "-dc", "--long=31"}, "zstd"},  // also what was packed with --long, up to 2 GiB
     {1, "\x2a\x4d\x18", {"zstd", "-dc", "--long=31"}, "zstd"},      // begins with a skippable frame, as of pzstd
     {0, "\3757zXZ", {"xz", "-dc"}, "xz-utils"},
+    {0, "\x5d\0\0"sv, {"xz", "-dc"}, "xz-utils"},  // of lzma
     {4, "1AY&SY", {"bzip2", "-dc"}, "bzip2"},
     {4, "\x17\x72\x45\x38\x50\x90", {"bzip2", "-dc"}, "bzip2"}};  // of no bytes
 static const Unpacker* const PARQUET = &unpackers[0];
@@ -92,15 +93,15 @@ static std::string parquet_script() {
     fail(EXIT_NO_INPUT, "scripts/parquet_text.py, which reads .parquet files, is neither in the sources nor installed");
 }
 
-TextStream::TextStream(const TextFile& text, const std::string& text_key) : file(text.source), unpacker(text.unpacker) {
+TextStream::TextStream(const TextFile& text, const std::string& columns) : file(text.source), unpacker(text.unpacker) {
     file.path = text.path;
-    if (unpacker) start(text_key);
+    if (unpacker) start(columns);
 }
 
-void TextStream::start(const std::string& text_key) {
+void TextStream::start(const std::string& columns) {
     const std::string script = unpacker == PARQUET ? parquet_script() : "";
     std::vector<const char*> words = unpacker->command;
-    if (!script.empty()) words.insert(words.end(), {script.c_str(), text_key.c_str()});
+    if (!script.empty()) words.insert(words.end(), {script.c_str(), columns.c_str()});
     words.push_back(nullptr);
     errors.reset(tmpfile());
     int ends[2];
@@ -187,7 +188,8 @@ int64_t TextStream::skip_mark() {
 
 // ---- what a file is
 
-// Reads what a pipe has next, and waits for it, also if the pipe is non-blocking. Returns the bytes in `out`; 0: its end.
+// Reads what a pipe has next, and waits for it, also if the pipe is non-blocking. Returns the bytes in `out`; 0: its
+// end.
 static size_t read_pipe(int fd, std::string& out, const std::string& name) {
     pollfd input = {fd, POLLIN, 0};
     for (;;) {
@@ -262,7 +264,7 @@ static std::string why_refused(const TextFile& file, std::string_view start) {
     if (content && !(content->is_text && file.format == Format::text))
         return format("%s %s, not %s; %s", file.unpacker ? "holds" : "is", content->what,
                       content->is_text ? "JSON or CSV" : "text", content->remedy);
-    if (suffix_of(file.path, {".parquet"})) return "is no Parquet file, which begins with PAR1; get it again";
+    if (suffix_of(file.path, {".parquet"})) return "is no Parquet file; get it again";
     const size_t zero = start.find('\0');
     if (zero == start.npos) return "";
     return format("is no text: byte %s is zero; if it is UTF-16, convert it with iconv -f UTF-16 -t UTF-8",
@@ -337,8 +339,8 @@ static TextFile inspect(const std::string& path, Wanted wanted, const std::strin
         file.columns = fields_of(text.substr(0, record_end(text, 0, delimiter)), delimiter, file.path + ":1");
         const auto named = std::count(file.columns.begin(), file.columns.end(), text_key);
         if (wanted == Wanted::documents && named > 1)
-            fail(EXIT_BAD_DATA, "%s:1: names %d columns \"%s\"; give them different names", file.path.c_str(), int(named),
-                 printable(text_key).c_str());
+            fail(EXIT_BAD_DATA, "%s:1: names %d columns \"%s\"; give them different names", file.path.c_str(),
+                 int(named), printable(text_key).c_str());
     }
     if (file.format == Format::text || !file.columns.empty()) file.odd_byte = odd_byte;
     file.may_have_text = first_has_text(file, text, text_key);
@@ -423,7 +425,7 @@ static void search_folder(FoundFiles& found, std::map<FileId, bool>& seen, const
     if (found.texts.size() + found.again.size() > before) return;
     fail(EXIT_NO_INPUT,
          "%s: holds no text file (.txt .text .md .markdown .rst .json .jsonl .jsonlines .ndjson .jl .csv .tsv, also "
-         "with .gz .zst .xz .bz2, or .parquet)%s; name the files",
+         "with .gz .zst .xz .lzma .bz2, or .parquet)%s; name the files",
          path.c_str(), left_out.c_str());
 }
 

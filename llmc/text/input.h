@@ -72,7 +72,8 @@ std::string unpacked_name(const std::string& path);
 // Reads a file from its begin to its end. A program that unpacks it has the file as its standard input; no shell starts
 // the program.
 struct TextStream {
-    TextStream(const TextFile& file, const std::string& text_key);  // text_key: the column of Parquet; "": all columns
+    // columns: the one that Parquet must have; or several, in lines, of which it may lack some.
+    TextStream(const TextFile& file, const std::string& columns);
     TextStream(const TextStream&) = delete;
     ~TextStream();  // ends the program
 
@@ -84,7 +85,7 @@ struct TextStream {
     int64_t file_position() const;  // bytes of the file itself that were read
 
   private:
-    void start(const std::string& text_key);
+    void start(const std::string& columns);
     void finish();
     int64_t fetch(char* out, int64_t bytes);
 

@@ -322,10 +322,10 @@ std::vector<std::string> read_documents(const std::string& path, const std::stri
     return documents;
 }
 
-void for_each_row(const std::string& path,
+void for_each_row(const std::string& path, const std::string& keys,
                   const std::function<void(const nlohmann::json& row, const std::string& where)>& f) {
     const std::vector<TextFile> files = {open_input(path, Wanted::rows, "")};
-    CorpusReader reader(files, {.text_key = ""});
+    CorpusReader reader(files, {.text_key = keys});
     for (Chunk chunk; reader.next(chunk);)
         for (const Document& document : chunk.documents)
             use_row(chunk, document, [&](const nlohmann::json& row) { f(row, place_of(chunk, document)); });

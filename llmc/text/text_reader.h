@@ -92,6 +92,7 @@ void for_each_document(Chunk& chunk, const CorpusRules& rules,
 
 // The documents of a file: a text is one.
 std::vector<std::string> read_documents(const std::string& path, const std::string& text_key);
-// Calls f(row, where) for each object or record of a file; where: "file:line", for messages.
-void for_each_row(const std::string& path,
+// Calls f(row, where) for each object or record of a file; where: "file:line", for messages. keys: those that are read,
+// in lines.
+void for_each_row(const std::string& path, const std::string& keys,
                   const std::function<void(const nlohmann::json& row, const std::string& where)>& f);

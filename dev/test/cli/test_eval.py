@@ -61,7 +61,9 @@ def test_any_number_of_ranks_and_sequences_per_batch_prints_the_same_digits(trai
 
 
 def test_the_results_of_the_rows_give_the_table(trained, tasks, tmp_path):
-    table = evaluate(trained, "--task", tasks / CHOICES, "--rows", tmp_path / "rows").out
+    (tmp_path / "rows").write_text("old")
+    (tmp_path / "link").symlink_to("rows")
+    table = evaluate(trained, "--task", tasks / CHOICES, "--rows", tmp_path / "link").out
     rows = rows_of(tmp_path / "rows")
     hits = [row["prediction"] == row["gold"] for row in rows]
     assert all(row["logprobs"][row["prediction"]] == max(row["logprobs"]) for row in rows)
@@ -103,6 +105,18 @@ def test_tasks_and_texts_are_read_in_every_form(trained, tasks, tmp_path):
     assert said.endswith("there is no such key; keys with text: body\n")  # no word of tokenize's --skip-bad-lines
     refused(65, "b.tar: is a tar archive, not text; unpack it with tar -xf", PROGRAM, "eval --init", trained.folder,
             "--text", tmp_path / "b.tar")
+
+
+def test_a_task_in_parquet_may_have_columns_that_are_no_text(trained, tasks, tmp_path):
+    write = ("import json, pyarrow, sys; from pyarrow import parquet; rows = list(map(json.loads, open(sys.argv[1]))); "
+             "table = pyarrow.Table.from_pylist([{**row, 'image': b'\\xff'} for row in rows]); "
+             "parquet.write_table(table, sys.argv[2])")
+    if execute("python3 -c 'import pyarrow'").code:
+        pytest.skip("python3 has no pyarrow (pip install pyarrow)")
+    for name in (CHOICES, "words.jsonl", "schema.jsonl"):
+        run(["python3", "-c", write], tasks / name, tmp_path / name)
+        table = evaluate(trained, "--task", tasks / name).out
+        assert evaluate(trained, "--task", tmp_path / name).out == table
 
 
 @pytest.mark.isa
@@ -170,6 +184,8 @@ def test_bad_rows_and_files_are_refused_before_the_model_is_loaded(trained, task
     refused(66, "none.jsonl", task, f"{tasks / CHOICES},{tmp_path}/none.jsonl")
     os.mkfifo(tmp_path / "pipe")
     refused(73, f"--rows {tmp_path}/pipe is no regular file", task, tasks / CHOICES, "--rows", tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("none")
+    refused(73, f"--rows {tmp_path}/link is no regular file", task, tasks / CHOICES, "--rows", tmp_path / "link")
     refused(2, "is a file of --task", task, f"{tasks}/words.jsonl,{tasks / CHOICES}", "--rows", tasks / CHOICES)
     text = "--eval-task is evaluated after a validation: give --val-data, and an --eval-every that is a multiple of " \
            "--val-every "

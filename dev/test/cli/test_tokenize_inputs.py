@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from harness import PROGRAM, ROOT, execute, make_script, make_text, refused, run
 
-PACK = {"gz": "gzip -k", "zst": "zstd -qk", "xz": "xz -k0", "bz2": "bzip2 -k"}
+PACK = {"gz": "gzip -k", "zst": "zstd -qk", "xz": "xz -k0", "lzma": "xz -k0 --format=lzma", "bz2": "bzip2 -k"}
 PARQUET = ("import json, pyarrow, sys; from pyarrow import parquet; texts = json.load(open(sys.argv[1])); "
            "parquet.write_table(pyarrow.table({'n': range(len(texts)), sys.argv[3]: texts}), sys.argv[2], "
            "row_group_size=5)")
@@ -164,7 +164,7 @@ def test_what_is_missing_or_wrong_is_named(tmp_path, data):
         name = pack(tmp_path / "a", kind).name
         fails(66, f"{name}: {program}, which unpacks it, cannot be started: apt-get install {package}", name,
               PATH=tmp_path / "no")
-    (tmp_path / "a.parquet").write_text("PAR1")
+    (tmp_path / "a.parquet").write_text("PAR1\x15")
     (tmp_path / "no/pyarrow.py").write_text("raise ImportError('none here')")
     fails(66, "a.parquet: python3 cannot read all of it: pyarrow is needed for .parquet files: pip install pyarrow "
           "(none here)", "a.parquet", PYTHONPATH=tmp_path / "no")

@@ -47,6 +47,7 @@ TEST_CASE("files become documents after <|endoftext|>, in the order of names") {
           {"b.TSV", "text\tid\nthree,\"\t1\n\"four\t\"\t2"}},
          "none",
          {"one", "two, \"2\"\r\n", "three,\"", "four\t"}},
+        {"a text that begins as Parquet does", {{"a.txt", "PAR1 is"}}, "none", {"PAR1 is"}},
         {"halves of surrogate pairs, and numbers that JSON has not, under keys that are not read",
          {{"a.jsonl", R"({"a": NaN, "b": [-Infinity,Infinity, -1e999], "text": "NaN, \"1e999"})"},
           {"b.jsonl", R"({"\ude00": "\\\ud83d", "a": ["x\ud83d\u0041", NaN], "text": "\\ud83d \ud83d\ude00"})"}},

@@ -59,7 +59,7 @@ TEST_CASE("inputs that are empty or not text are refused, and JSONL that is brok
         {"a.jsonl", "version https://git-lfs.github.com/spec/v1\n",
          "is a git-lfs pointer in place of the file, not text"},
         {"a.json", "<html>", "is a web page (HTML), not JSON or CSV; a download may have failed"},
-        {"a.parquet", "x", "is no Parquet file, which begins with PAR1"},
+        {"a.parquet", "x", "a.parquet: is no Parquet file; get it again"},
         {"a.txt.gz", "", "is empty, and its name says that it is packed"},
         {"a.txt", "\xff\xfe.", "is UTF-16, not text; convert it with iconv"},
         {"a.txt", "", "a.txt: is empty"},
