@@ -32,7 +32,7 @@ static void compare(Shape s, float scale = 1.0f) {
 TEST_CASE("attention on Hopper agrees with the definition at lengths around the tiles") {
     in_every_mode([] {
         for (const int HS : {64, 128})
-            for (const int T : {1, 64, 127, 128, 129, 200, 384}) compare({1, T, 1, HS});
+            for (const int T : {1, 64, 127, 128, 129, 200, 257, 384}) compare({1, T, 1, HS});
         compare({2, 200, 3, 64});  // two tiles for each of 4 blocks, or four
         compare({2, 300, 2, 128});
         compare({1, 1024, 1, 64});
