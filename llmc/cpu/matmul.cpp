@@ -195,6 +195,24 @@ void matmul_backward(floatX* dinp, float* amax, float* dweight, float* dbias, co
     if (dinp) raise_amax(amax, dinp, int64_t(N) * IC);
 }
 
+// out = x x^T. Blocks of columns are computed from the diagonal down, and mirrored: the elements above have the same
+// products in the same order, so the same bits.
+template <class floatX>
+static void product_with_itself(floatX* out, const floatX* x, int N, int IC, Stream stream) {
+    constexpr int most = 192;
+    std::vector<floatX> block(size_t(N) * most);
+    for (int first = 0; first < N; first += most) {
+        const int width = std::min(most, N - first), rows = N - first;
+        const floatX* const from = x + int64_t(first) * IC;
+        matmul_forward<floatX>(block.data(), nullptr, nullptr, from, {from, nullptr}, nullptr, nullptr, rows, IC, width,
+                               stream);
+#pragma omp parallel for schedule(static)
+        for (int64_t r = first; r < N; r++)
+            for (int64_t c = first; c < std::min<int64_t>(first + width, r + 1); c++)
+                out[r * N + c] = out[c * N + r] = block[size_t((r - first) * width + c - first)];
+    }
+}
+
 template <class floatX>
 void matmul_batch(floatX* out, const floatX* left, const floatX* right, bool transposed, int count, int N, int IC,
                   int OC, Stream stream) {
@@ -202,7 +220,9 @@ void matmul_batch(floatX* out, const floatX* left, const floatX* right, bool tra
         floatX* const product = out + i * N * OC;
         const floatX* const factor = left + i * N * IC;
         const Weight<floatX> weight = {right + i * IC * OC, nullptr};
-        if (transposed)
+        if (transposed && left == right)
+            product_with_itself<floatX>(product, factor, N, IC, stream);
+        else if (transposed)
             matmul_forward<floatX>(product, nullptr, nullptr, factor, weight, nullptr, nullptr, N, IC, OC, stream);
         else
             matmul_backward<floatX>(product, nullptr, nullptr, nullptr, factor, nullptr, weight, nullptr, N, OC, IC,

@@ -141,3 +141,16 @@ TEST_CASE_TEMPLATE("products of a batch of matrices agree with the definition", 
     for (const auto& [count, s] : {std::pair(1, Shape{8, 8, 8}), {3, {24, 96, 24}}, {4, {33, 40, 56}}})
         compare_batch<floatX>(cpu_backend, count, s);
 }
+
+TEST_CASE_TEMPLATE("a matrix times itself has the bits of two equal ones", floatX, float, bf16) {
+    for (const auto& [N, IC] : {std::pair(1, 5), {130, 40}, {192, 8}, {400, 70}}) {
+        CAPTURE(N);
+        const auto x = random_tensor<floatX>(int64_t(2) * N * IC, 1), same = random_tensor<floatX>(int64_t(2) * N * IC, 1);
+        auto got = poisoned<floatX>(int64_t(2) * N * N), want = poisoned<floatX>(int64_t(2) * N * N);
+        cpu_backend.on_each_variant([&] {
+            ops::matmul_batch<floatX>(want.data(), x.data(), same.data(), true, 2, N, IC, N, nullptr);
+            ops::matmul_batch<floatX>(got.data(), x.data(), x.data(), true, 2, N, IC, N, nullptr);
+            for (int64_t i = 0; i < got.size(); i++) REQUIRE(float(got[i]) == float(want[i]));
+        });
+    }
+}
