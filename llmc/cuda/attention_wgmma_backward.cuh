@@ -27,6 +27,7 @@ struct BackwardArgs {
     int key_blocks, query_blocks;
     float scale;
     const float* lse;             // (B, NH, T)
+    float* column_sums;           // (B, 8 warps, 3, NH, HS), of the rows that a warp stores to dqkv; or null
     float* dq;                    // (gridDim.x, query_blocks, 2 warpgroups, 8, 128 threads, 4)
     QueryStatistics* statistics;  // (gridDim.x, query_blocks, QUERIES), in the order of publish_statistics
 };
@@ -207,6 +208,14 @@ __device__ __forceinline__ float product_of_rows(const unsigned char* a, const u
     return sum;
 }
 
+template <int HS>
+__device__ __forceinline__ void clear_column_sums(const BackwardArgs& args, int head) {
+    const int rows = head / args.NH * 8, C = args.NH * HS;
+    for (int i = int(threadIdx.x) % WgmmaBackward<HS>::STATISTICS_THREADS; i < 8 * 3 * HS;
+         i += WgmmaBackward<HS>::STATISTICS_THREADS)
+        args.column_sums[int64_t(rows * 3 + i / HS) * C + head % args.NH * HS + i % HS] = 0.0f;
+}
+
 // Two warps put lse2 and delta of each tile's queries into shared memory: a thread every 64th query. They compute them
 // for a head's first keys, and keep them in scratch memory for the others.
 template <int HS>
@@ -223,6 +232,7 @@ __device__ __forceinline__ void publish_statistics(const WgmmaBackward<HS>& shar
             mbarrier_wait(shared.queries_full + s, phase & 1);
             mbarrier_wait(shared.out_full, outs++ & 1);
         }
+        if (args.column_sums && t.n == 0 && t.m == 0) clear_column_sums<HS>(args, t.head);
         bool huge = false;
         UNROLL
         for (int i = 0; i < W::QUERIES; i += W::STATISTICS_THREADS) {
@@ -377,6 +387,30 @@ struct BackwardConsumer {
             wgmma<true, true>(dq, a + k * TRANSPOSED_K_STEP, b + k * TRANSPOSED_K_STEP, k > 0);
     }
 
+    // The warp's sums of the columns of dqkv from 2 lane on.
+    __device__ __forceinline__ float* column_sums(const BackwardTile<HS>& t) const {
+        const int C = args.NH * HS, warp = int(threadIdx.x) / WARP_SIZE - 4;
+        return args.column_sums + int64_t(t.head / args.NH) * 24 * C + unsigned(warp * 3 * C + 2 * lane);
+    }
+
+    // The sums of a warp's columns 2 lane and 2 lane + 1, of 64 with 16 rows. Of 16 sums over two rows each, lanes that
+    // differ in bit 4 exchange a half, then a quarter of them those that differ in bit 3, then bit 2.
+    __device__ __forceinline__ Vec<float, 2> sums_of_columns(const float* x, float factor) const {
+        float sums[16];
+        UNROLL
+        for (int i = 0; i < 16; i++) sums[i] = (x[i / 2 * 4 + i % 2] + x[i / 2 * 4 + 2 + i % 2]) * factor;
+        with_each_constant<3>([&](auto step) {
+            constexpr int left = 8 >> step;
+            const bool high = lane & 2 * left;
+            UNROLL
+            for (int i = 0; i < left; i++) {
+                const float first = sums[i], second = sums[i + left];
+                sums[i] = (high ? second : first) + __shfl_xor_sync(FULL_MASK, high ? first : second, 2 * left);
+            }
+        });
+        return {{sums[0], sums[1]}};
+    }
+
     // Rounds 64 rows, and stores them to part 0, 1 or 2 of dqkv, from row `row` and channel `channel` of the head on.
     // Each warp stores 16 rows.
     template <int R>
@@ -386,6 +420,8 @@ struct BackwardConsumer {
         unsigned char* const staging = shared.memory + W::AT_STAGING + group * W::BOX + warp_row * 128;
         UNROLL
         for (int c = 0; c < R; c += 32) {
+            const int column = (part * args.NH + t.head % args.NH) * HS + channel + 2 * c;
+            if (args.column_sums) add_l2(column_sums(t) + column, sums_of_columns(x + c, factor));
             if (lane == 0) store_wait_read<0>();
             __syncwarp();
             UNROLL
@@ -399,7 +435,6 @@ struct BackwardConsumer {
             fence_proxy_async();
             __syncwarp();
             if (lane == 0) {
-                const int column = (part * args.NH + t.head % args.NH) * HS + channel + 2 * c;
                 tma_store(dqkv_map, staging, column, row + warp_row, t.head / args.NH);
                 store_commit();
             }
@@ -427,7 +462,7 @@ struct BackwardConsumer {
             if (t.n == 0)
                 store128_whole(sums + i * 512, x);
             else
-                add128(sums + i * 512, x);
+                add_l2(sums + i * 512, x);
         }
     }
 
@@ -461,8 +496,8 @@ struct BackwardConsumer {
         wgmma_wait<AHEAD ? 1 : 0>();  // dK, dQ
         if (next.queries_number != t.queries_number) release(shared.queries_empty + t.queries_number % 2);
         if (t.ends_keys(args)) release(shared.keys_empty + t.keys_number % W::KEY_BUFFERS);
-        if (!AHEAD) start_scores(next, has_next);
         keep_or_store(dq, t);
+        if (!AHEAD) start_scores(next, has_next);
         wgmma_wait<0>();  // S': ptxas serializes wgmma that are pending at the end of an iteration
         if (!t.ends_keys(args)) return;
         store_rows(dk, args.scale, t, 1, t.n * W::KEYS + group * 64, 0);
@@ -531,9 +566,11 @@ inline int64_t attention_wgmma_backward_scratch_bytes(int B, int T, int NH, int 
     return HS == 64 ? bytes(BackwardPlan<64>(B, T, NH)) : bytes(BackwardPlan<128>(B, T, NH));
 }
 
+// column_sums, if not null: (B * 8, 3, NH, HS), each row the sums over some rows of dqkv.
 template <int HS>
 void launch_attention_backward_wgmma(bf16* dqkv, void* scratch, const bf16* dout, const bf16* out, const float* lse,
-                                     const bf16* qkv, int B, int T, int NH, Stream stream) {
+                                     const bf16* qkv, int B, int T, int NH, Stream stream,
+                                     float* column_sums = nullptr) {
     using W = WgmmaBackward<HS>;
     const BackwardPlan<HS> plan(B, T, NH);
     char* const memory = static_cast<char*>(scratch);
@@ -544,6 +581,7 @@ void launch_attention_backward_wgmma(bf16* dqkv, void* scratch, const bf16* dout
                             plan.query_blocks,
                             1.0f / std::sqrt(float(HS)),
                             lse,
+                            column_sums,
                             reinterpret_cast<float*>(memory),
                             reinterpret_cast<QueryStatistics*>(memory + plan.dq_bytes)};
     const auto map = [&](const bf16* data, int parts, int rows) {
