@@ -10,27 +10,27 @@
 //
 // Rows past the last token are loaded as zeros and not stored. As keys they are behind every query that counts.
 //
-// Bound: with 64 channels, 256 queries and 64 keys take 1,024 cycles of the tensor cores, 1,088 of the units for
-// exponentials, and about 1,050 of the schedulers. A warp's own instructions take four times as long, because most
-// depend on each other; so there are four warps for each scheduler, which leaves them 112 registers. Numerics as in
-// attention_mma.cuh.
+// Bound: with 64 channels, 256 queries and 64 keys take 1,024 cycles of the tensor cores, 1,024 of the units for
+// exponentials, and about 930 of the schedulers. A warp alone takes four times as long as its instructions, because most
+// depend on each other. So there are four warps for each scheduler, which leaves them 112 registers. Numerics as in
+// attention_mma.cuh, but for weights of up to 2^8 (raise_max).
 #pragma once
 #include "cuda/attention_heads.cuh"
 #include "cuda/hopper.h"
 
-// Shared memory of a block: 2 tiles of queries, queues of STAGES tiles of keys and of values, the results on their way
-// to `out`, and the barriers. A tile of queries has 64 rows for each of GROUPS warpgroups, one of keys or values 64, in
-// panels of 64 rows and 64 channels.
+// Shared memory of a block: 2 tiles of queries, a queue of STAGES tiles of keys and their values, the results on their
+// way to `out`, and the barriers. A tile of queries has 64 rows for each of GROUPS warpgroups, one of keys or values
+// 64, in panels of 64 rows and 64 channels.
 template <int HS>
 struct WgmmaForward {
     static constexpr int GROUPS = HS == 64 ? 4 : 2, THREADS = 128 * (GROUPS + 1), REGISTERS = GROUPS == 4 ? 112 : 232;
     static constexpr int ROWS = 64 * GROUPS, PANELS = HS / 64, PANEL_BYTES = 64 * 128,
                          TILE_BYTES = PANELS * PANEL_BYTES;
-    static constexpr int STAGES = 512 / HS, KEYS = 2 * GROUPS * TILE_BYTES, VALUES = KEYS + STAGES * TILE_BYTES;
-    static constexpr int STAGING = VALUES + STAGES * TILE_BYTES, BARRIERS = STAGING + GROUPS * TILE_BYTES;
-    static constexpr int SHARED_BYTES = BARRIERS + 8 * (4 + 4 * STAGES);
+    static constexpr int STAGES = 512 / HS, KEYS = 2 * GROUPS * TILE_BYTES;
+    static constexpr int STAGING = KEYS + 2 * STAGES * TILE_BYTES, BARRIERS = STAGING + GROUPS * TILE_BYTES;
+    static constexpr int SHARED_BYTES = BARRIERS + 8 * (4 + 2 * STAGES);
     unsigned char* shared;
-    uint64_t *queries_full, *queries_empty, *keys_full, *keys_empty, *values_full, *values_empty;
+    uint64_t *queries_full, *queries_empty, *keys_full, *keys_empty;
     int heads, tiles, pairs;
 
     __device__ WgmmaForward(int heads, int T)
@@ -39,8 +39,6 @@ struct WgmmaForward {
           queries_empty(queries_full + 2),
           keys_full(queries_empty + 2),
           keys_empty(keys_full + STAGES),
-          values_full(keys_empty + STAGES),
-          values_empty(values_full + STAGES),
           heads(heads),
           tiles((T + ROWS - 1) / ROWS),
           pairs((tiles + 1) / 2) {}
@@ -48,11 +46,10 @@ struct WgmmaForward {
     __device__ unsigned char* queries(unsigned i, int part) const {
         return shared + (i % 2 * GROUPS + unsigned(part)) * TILE_BYTES;
     }
-    __device__ unsigned char* keys(unsigned k) const { return shared + KEYS + k % STAGES * TILE_BYTES; }
-    __device__ unsigned char* values(unsigned k) const { return shared + VALUES + k % STAGES * TILE_BYTES; }
+    __device__ unsigned char* keys(unsigned k) const { return shared + KEYS + k % STAGES * 2 * TILE_BYTES; }
+    __device__ unsigned char* values(unsigned k) const { return keys(k) + TILE_BYTES; }
     __device__ void wait_queries(unsigned i) const { mbarrier_wait(queries_full + i % 2, i / 2 & 1); }
     __device__ void wait_keys(unsigned k) const { mbarrier_wait(keys_full + k % STAGES, k / STAGES & 1); }
-    __device__ void wait_values(unsigned k) const { mbarrier_wait(values_full + k % STAGES, k / STAGES & 1); }
 
     // By one thread. The warps that multiply empty a tile.
     __device__ void init_barriers() const {
@@ -64,7 +61,6 @@ struct WgmmaForward {
         };
         init(queries_full, queries_empty, 2);
         init(keys_full, keys_empty, STAGES);
-        init(values_full, values_empty, STAGES);
         fence_mbarrier_init();
     }
 
@@ -87,22 +83,24 @@ __device__ __forceinline__ void load_forward_tiles(const WgmmaForward<HS>& t, co
     using Tiles = WgmmaForward<HS>;
     unsigned i = 0, k = 0;
     t.for_each_tile([&](int head, int tile) {
-        // Loads `count` times 64 rows of an operand, 0 for queries to 2 for values.
-        const auto load = [&](unsigned char* to, int operand, int row, int count, uint64_t* full, uint64_t* empty,
-                              unsigned round) {
-            mbarrier_wait(empty, (round + 1) & 1);
-            mbarrier_arrive_expect(full, uint32_t(count * Tiles::TILE_BYTES));
-            for (int p = 0; p < count * Tiles::PANELS; p++)
-                tma_load(to + p * Tiles::PANEL_BYTES, qkv_map, (operand * NH + head % NH) * HS + p % Tiles::PANELS * 64,
-                         row + p / Tiles::PANELS * 64, head / NH, full);
+        // 64 rows of an operand: 0 for queries, 1 for keys, 2 for values.
+        const auto load = [&](unsigned char* to, int operand, int row, uint64_t* full) {
+            UNROLL
+            for (int p = 0; p < Tiles::PANELS; p++)
+                tma_load(to + p * Tiles::PANEL_BYTES, qkv_map, (operand * NH + head % NH) * HS + p * 64, row, head / NH,
+                         full);
         };
-        load(t.queries(i, 0), 0, tile * Tiles::ROWS, Tiles::GROUPS, t.queries_full + i % 2, t.queries_empty + i % 2,
-             i / 2);
+        uint64_t* const full = t.queries_full + i % 2;
+        mbarrier_wait(t.queries_empty + i % 2, (i / 2 + 1) & 1);
+        mbarrier_arrive_expect(full, Tiles::GROUPS * Tiles::TILE_BYTES);
+        for (int g = 0; g < Tiles::GROUPS; g++) load(t.queries(i, g), 0, tile * Tiles::ROWS + g * 64, full);
         i++;
         for (int n = (tile + 1) * Tiles::GROUPS - 1; n >= 0; n--, k++) {
-            const unsigned s = k % Tiles::STAGES, round = k / Tiles::STAGES;
-            load(t.keys(k), 1, n * 64, 1, t.keys_full + s, t.keys_empty + s, round);
-            load(t.values(k), 2, n * 64, 1, t.values_full + s, t.values_empty + s, round);
+            uint64_t* const full = t.keys_full + k % Tiles::STAGES;
+            mbarrier_wait(t.keys_empty + k % Tiles::STAGES, (k / Tiles::STAGES + 1) & 1);
+            mbarrier_arrive_expect(full, 2 * Tiles::TILE_BYTES);
+            load(t.keys(k), 1, n * 64, full);
+            load(t.values(k), 2, n * 64, full);
         }
     });
 }
@@ -112,7 +110,7 @@ __device__ __forceinline__ void load_forward_tiles(const WgmmaForward<HS>& t, co
 template <int HS>
 struct ForwardRows {
     using Tiles = WgmmaForward<HS>;
-    float scores[32], sums[HS / 2], row_max[2], row_sum[2], rescale[2];
+    float scores[32], sums[HS / 2], row_max[2], row_sum[2], factor[2], offset[2], rescale[2];
     uint32_t weights[4][4];  // rounded
 
     __device__ static int own_row() { return int(threadIdx.x) % 128 / 32 * 16 + int(threadIdx.x) % 32 / 4; }
@@ -146,31 +144,53 @@ struct ForwardRows {
             if (e / 4 * 8 + e % 2 - e / 2 % 2 * 8 > row) scores[e] = -INFINITY;
     }
 
-    // Replaces scores by 2^(scale2 * (score - row_max)), with the maximum that includes these scores. `rescale` is the
-    // factor of sums with the maximum before.
+    // Raises row_max to the scores' maximum and returns true if that is far above row_max in a row of the warp.
+    // `rescale` is then the factor of the sums so far. Otherwise weights of up to 2^8 do no harm.
     template <bool FIRST>
-    __device__ __forceinline__ void softmax(float scale2) {
+    __device__ __forceinline__ bool raise_max(float scale2) {
+        float largest[2];
         UNROLL
         for (int r = 0; r < 2; r++) {
-            float parts[2] = {FIRST ? -INFINITY : row_max[r], -INFINITY};
+            float parts[2];
             UNROLL
-            for (int j = 0; j < 8; j++)
-                parts[j % 2] = fmaxf(parts[j % 2], fmaxf(scores[4 * j + 2 * r], scores[4 * j + 2 * r + 1]));
-            float largest = fmaxf(parts[0], parts[1]);
-            largest = fmaxf(largest, __shfl_xor_sync(FULL_MASK, largest, 1));  // four lanes hold a row
-            largest = fmaxf(largest, __shfl_xor_sync(FULL_MASK, largest, 2));
-            rescale[r] = FIRST ? 0.0f : exp2_fast((row_max[r] - largest) * scale2);
-            row_max[r] = largest;
+            for (int j = 0; j < 8; j++) {
+                const float pair = fmaxf(scores[4 * j + 2 * r], scores[4 * j + 2 * r + 1]);
+                parts[j % 2] = j < 2 ? pair : fmaxf(parts[j % 2], pair);
+            }
+            largest[r] = fmaxf(parts[0], parts[1]);
+            if (!FIRST) largest[r] = fmaxf(largest[r], row_max[r]);
+            largest[r] = fmaxf(largest[r], __shfl_xor_sync(FULL_MASK, largest[r], 1));  // four lanes hold a row
+            largest[r] = fmaxf(largest[r], __shfl_xor_sync(FULL_MASK, largest[r], 2));
+        }
+        if (!FIRST) {
+            const bool far = (largest[0] - row_max[0]) * scale2 > 8.0f || (largest[1] - row_max[1]) * scale2 > 8.0f;
+            if (!__any_sync(FULL_MASK, far)) return false;
+        }
+        UNROLL
+        for (int r = 0; r < 2; r++) {
+            rescale[r] = FIRST ? 0.0f : exp2_fast((row_max[r] - largest[r]) * scale2);
+            row_sum[r] = FIRST ? 0.0f : row_sum[r] * rescale[r];
+            row_max[r] = largest[r];
             // As in attention_mma.cuh: where the rounding error of the offset could overflow, any two different scores
             // are so far apart that every positive scale gives the same weights.
-            const float factor = fabsf(largest) * scale2 < 0x1p30f ? scale2 : 0.125f, offset = largest * factor;
-            float sum = 0.0f;
+            factor[r] = fabsf(largest[r]) * scale2 < 0x1p30f ? scale2 : 0.125f;
+            offset[r] = largest[r] * factor[r];
+        }
+        return true;
+    }
+
+    // Replaces scores by 2^(scale2 * (score - row_max)).
+    __device__ __forceinline__ void compute_weights() {
+        UNROLL
+        for (int r = 0; r < 2; r++) {
+            float sum[2] = {row_sum[r], 0.0f};
             UNROLL
             for (int j = 0; j < 16; j++) {
                 float& x = scores[j / 2 * 4 + 2 * r + j % 2];
-                sum += x = exp2_fast(fmaf(x, factor, -offset));
+                x = exp2_fast(fmaf(x, factor[r], -offset[r]));
+                sum[j % 2] = j == 1 ? x : sum[j % 2] + x;
             }
-            row_sum[r] = FIRST ? sum : row_sum[r] * rescale[r] + sum;
+            row_sum[r] = sum[0] + sum[1];
         }
     }
 
@@ -213,16 +233,13 @@ struct ForwardGroup {
         if (threadIdx.x % 32 == 0) mbarrier_arrive(empty);
     }
     __device__ void release_keys(unsigned k) const { release(t.keys_empty + k % Tiles::STAGES); }
-    __device__ void release_values(unsigned k) const { release(t.values_empty + k % Tiles::STAGES); }
 
     // Skips the tiles of keys behind all queries of the part. Each phase of a barrier needs a wait.
     __device__ __forceinline__ void skip(int count) {
         for (const unsigned end = k + unsigned(count); k < end; k++) {
             t.wait_keys(k);
-            t.wait_values(k);
             __syncwarp();  // a lane must not wait for a phase after the next has ended
             release_keys(k);
-            release_values(k);
         }
     }
 
@@ -231,33 +248,33 @@ struct ForwardGroup {
         t.wait_keys(k);
         rows.start_scores(queries, t.keys(k));
         wgmma_wait<0>();
-        release_keys(k);
         rows.mask();
-        rows.template softmax<true>(scale * LOG2_E);
+        rows.template raise_max<true>(scale * LOG2_E);
+        rows.compute_weights();
         rows.round_weights();
         UNROLL
         for (float& x : rows.sums) x = 0.0f;
+        bool raised = false;
         if (k < last) t.wait_keys(k + 1);
         UNROLL_BY(1)
         for (; k < last; k++) {
+            if (raised) rows.rescale_sums();
             rows.start_scores(queries, t.keys(k + 1));
-            rows.rescale_sums();
-            t.wait_values(k);
             rows.start_sums(t.values(k));
             wgmma_wait<1>();  // for the scores
-            release_keys(k + 1);
-            rows.template softmax<false>(scale * LOG2_E);
-            // Between the softmax and the wait: ptxas would move the wait up, and the sums were not beside the softmax.
+            raised = rows.template raise_max<false>(scale * LOG2_E);
+            rows.compute_weights();
+            // Here, because ptxas would move the next wait up to the one before, and the sums would not be beside the
+            // weights.
             if (k + 1 < last) t.wait_keys(k + 2);
             wgmma_wait<0>();
-            release_values(k);
+            release_keys(k);
             rows.round_weights();
         }
-        rows.rescale_sums();
-        t.wait_values(k);
+        if (raised) rows.rescale_sums();
         rows.start_sums(t.values(k));
         wgmma_wait<0>();
-        release_values(k++);
+        release_keys(k++);
     }
 
     // Stores the results. `first` is the part's first query.
