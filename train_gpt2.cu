@@ -163,7 +163,7 @@ static bool starts_ranks(const Options& o, const Launch& launch) {
 
 // Chooses the device and the number of threads.
 static void start_device(const Options& o, const Launch& launch) {
-    choose_attention(o.cudnn != "off", o.deterministic != "off");
+    choose_attention(o.attention, o.deterministic != "off");
     const int threads = choose_threads(launch.local_world_size).threads;
     check_threads(threads);
     device_init(launch.local_rank, threads);

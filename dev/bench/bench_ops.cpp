@@ -9,6 +9,7 @@
 //   build/release/bench_ops                       GPT-2 124M, B 4, T 256 (on a GPU: B 64, T 1024), bf16 and fp32
 //   build/release/bench_ops --model d48 -b 16 -t 1024 --precision bf16 --op layernorm_backward --json results.jsonl
 //   build/release/bench_ops --op step             the whole step alone
+//   build/release/bench_ops --attention wgmma --op attention_forward --op attention_backward     our kernels for Hopper
 //   build/release/bench_ops --optimizer muon --op "muon, all matrices"            Newton-Schulz alone
 //   build/release/bench_ops --list                the operations of a step, their calls, bytes and FLOPs; times nothing
 //   build/release/cuda/bench_ops                  the same on a GPU (make gpu-bench)
@@ -28,20 +29,21 @@
 namespace {
 
 struct Choice {
-    std::string model = "d12", precision, op, json, cudnn = "on", deterministic = "on", autotune = "on",
+    std::string model = "d12", precision, json, attention = "auto", deterministic = "on", autotune = "on",
                 optimizer = "adamw";
     int B = 0, T = 0, ds_part_mib = 0;
     double budget = 0.3;
     bool list = false;
+    std::vector<std::string> ops;  // empty: all
 
     bool fp8() const { return precision == "fp8"; }
     bool muon() const { return optimizer == "muon"; }
+    bool times(const std::string& op) const { return ops.empty() || std::ranges::count(ops, op) > 0; }
 
-    // The options that differ from the program's defaults, for example "--cudnn off --autotune off".
+    // The options that differ from the program's defaults, for example "--attention mma --autotune off".
     std::string variant() const {
-        std::string text;
-        for (const auto& [name, value] :
-             {std::pair("--cudnn", cudnn), {"--deterministic", deterministic}, {"--autotune", autotune}})
+        std::string text = attention == "auto" ? "" : "--attention " + attention;
+        for (const auto& [name, value] : {std::pair("--deterministic", deterministic), {"--autotune", autotune}})
             if (value != "on") text += (text.empty() ? "" : " ") + std::string(name) + " " + value;
         if (muon()) text += (text.empty() ? "" : " ") + std::string("--optimizer muon");
         if (ds_part_mib) text += (text.empty() ? "" : " ") + format("--ds-part-mib %d", ds_part_mib);
@@ -145,12 +147,12 @@ void print_operations(const std::vector<Operation>& operations) {
         if (op.calls > 0) printf("%s\t%d\t%.0f\t%.0f\n", op.name, op.calls, op.work.bytes, op.work.flop);
 }
 
-void check_name(const std::string& op, const std::vector<Operation>& operations) {
+void check_names(const std::vector<std::string>& ops, const std::vector<Operation>& operations) {
     std::string names = "'step'";
     for (const Operation& known : operations) names += format(", '%s'", known.name);
-    const auto has_name = [&](const Operation& known) { return op == known.name; };
-    ENSURE(op.empty() || op == "step" || std::any_of(operations.begin(), operations.end(), has_name),
-           "--op '%s': no operation has this name. The names: %s", op.c_str(), names.c_str());
+    for (const std::string& op : ops)
+        ENSURE(names.find("'" + op + "'") != names.npos, "--op '%s': no operation has this name. The names: %s",
+               op.c_str(), names.c_str());
 }
 
 double measure_copy(double budget) {
@@ -234,7 +236,7 @@ struct StepBench {
     void time(const std::string& name, const std::function<void()>& run) {
         const auto op = std::find_if(all.begin(), all.end(), [&](const Operation& o) { return o.name == name; });
         INVARIANT(op != all.end(), "%s is not in the list of operations", name.c_str());
-        if (!choice.op.empty() && choice.op != name) return;
+        if (!choice.times(name)) return;
         const double seconds = best_seconds(run, choice.budget);
         sum += op->calls * seconds, floors += op->calls * op->work.floor(rates);
         report(op->name, op->calls, op->work, seconds);
@@ -246,15 +248,16 @@ struct StepBench {
         printf("%-28s %-5s %4s | %10s %8s %8s | %9s %9s %9s %8s\n", "operation", "", "runs", "us", "GB/s", "TFLOP/s",
                "ms a step", "floor", "gap", "reached");
         step();  // computes all activations
+        if (const std::string ways = model.prepare_attention(); !ways.empty()) printf("attention: %s\n", ways.c_str());
         rows();
         attention();
         matmuls();
         head();
         parameters();
-        if (choice.op.empty())
+        if (choice.ops.empty())
             printf("%-28s %-5s %4s | %37.3f %9.3f %9.3f %6.0f %%\n", "all of these", dtype_name(dtype_of<floatX>), "",
                    1e3 * sum, 1e3 * floors, 1e3 * (sum - floors), 100.0 * floors / sum);
-        if (choice.op.empty() || choice.op == "step") whole_step();
+        if (choice.times("step")) whole_step();
     }
 
     void whole_step() {
@@ -421,7 +424,7 @@ void bench(const Choice& choice, const GPT2Config& config, int B, int T) {
     if (!dtype.empty() && dtype != dtype_name(dtype_of<floatX>)) return;
     const int logit_rows = std::min(B * T, ops::preferred_logit_rows());
     const std::vector<Operation> all = operations(config, B, T, logit_rows, sizeof(floatX), choice.muon());
-    check_name(choice.op, all);
+    check_names(choice.ops, all);
     if (choice.list) return print_operations(all);
     StepBench<floatX>(choice, config, B, T).run();
 }
@@ -438,9 +441,15 @@ int main(int argc, char** argv) try {
     app.add_option("-t", choice.T, "tokens per sequence [256, on a GPU 1024]");
     app.add_option("--precision", choice.precision, "fp32, bf16, or fp8 for --op step [fp32 and bf16]")
         ->check(CLI::IsMember({"fp32", "bf16", "fp8"}));
-    app.add_option("--op", choice.op, "time only this operation, by its name in the table; step = the whole step");
+    app.add_option("--op", choice.ops,
+                   "time only this operation, by its name in the table; step = the whole step; "
+                   "may be given several times")
+        ->expected(1)
+        ->take_all();
     app.add_flag("--list", choice.list, "print the operations of a step: name, calls, bytes and FLOPs of a call");
-    app.add_option("--cudnn", choice.cudnn, "on or off: attention by cuDNN [on]")->check(on_or_off);
+    const std::vector<std::string> words(std::begin(ATTENTION_WORDS), std::end(ATTENTION_WORDS));
+    app.add_option("--attention", choice.attention, "auto, cudnn, wgmma or mma: what computes bf16 attention [auto]")
+        ->check(CLI::IsMember(words));
     app.add_option("--deterministic", choice.deterministic, "on or off: cuDNN's deterministic backward [on]")
         ->check(on_or_off);
     app.add_option("--autotune", choice.autotune,
@@ -454,8 +463,11 @@ int main(int argc, char** argv) try {
     app.add_option("--threads", threads, "threads of the CPU; 0 = one per core");
     app.add_option("--seconds", choice.budget, "seconds to spend on each line [0.3]");
     CLI11_PARSE(app, argc, argv);
-    ENSURE(!choice.fp8() || choice.op == "step", "--precision fp8 is timed with --op step only");
-    AttentionChoice attention = {.cudnn = choice.cudnn != "off", .deterministic = choice.deterministic != "off"};
+    ENSURE(!choice.fp8() || choice.ops == std::vector<std::string>{"step"},
+           "--precision fp8 is timed with --op step only");
+    AttentionChoice attention = {
+        .backend = AttentionBackend(std::ranges::find(words, choice.attention) - words.begin()),
+        .deterministic = choice.deterministic != "off"};
     if (choice.ds_part_mib) attention.part_bytes = {int64_t(choice.ds_part_mib) << 20};
     ops::set_attention(attention);
     device_init(0, threads);

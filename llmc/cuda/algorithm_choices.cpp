@@ -24,10 +24,6 @@ AlgorithmChoices parse_choices(const std::string& text) {
     return choices;
 }
 
-static std::string times_text(ChoiceTimes times) {
-    return format("%.4f ms, first %.4f ms", double(times.ms), double(times.first_ms));
-}
-
 // Takes `before` and a number from the start of the text. Returns false if they are not there, or if the number is out
 // of range.
 template <class Number>
@@ -39,10 +35,10 @@ static bool take(std::string_view& text, std::string_view before, Number& number
     return error == std::errc();
 }
 
-std::string choice_text(const MatmulChoice& choice, ChoiceTimes times) {
-    std::string text = format("%d ", choice.route);
-    for (const uint64_t word : choice.algorithm) text += format("%" PRIx64 " ", word);
-    return text + times_text(times);
+std::string choice_text(const MatmulChoice& choice) {
+    std::string text = std::to_string(choice.route);
+    for (const uint64_t word : choice.algorithm) text += format(" %" PRIx64, word);
+    return text;
 }
 
 std::optional<MatmulChoice> parse_matmul_choice(const std::string& text) {
@@ -54,8 +50,8 @@ std::optional<MatmulChoice> parse_matmul_choice(const std::string& text) {
     return choice;
 }
 
-std::string choice_text(const PlanChoice& choice, ChoiceTimes times) {
-    return format("%d engine %d part %d ", choice.plan, choice.engine, choice.part) + times_text(times);
+std::string choice_text(const PlanChoice& choice) {
+    return format("%d engine %d part %d", choice.plan, choice.engine, choice.part);
 }
 
 std::optional<PlanChoice> parse_plan_choice(const std::string& text) {

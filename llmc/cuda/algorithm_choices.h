@@ -13,18 +13,13 @@ using AlgorithmChoices = std::map<std::string, std::string>;
 std::string choices_text(const AlgorithmChoices& choices);
 AlgorithmChoices parse_choices(const std::string& text);
 
-// Times in milliseconds of the chosen algorithm, and of the first candidate.
-struct ChoiceTimes {
-    float ms, first_ms;
-};
-
 // A matmul's choice: the index of the route, and cuBLASLt's algorithm, of which only cuBLASLt knows the meaning.
 struct MatmulChoice {
     int route;
     std::array<uint64_t, 8> algorithm;
     bool operator==(const MatmulChoice&) const = default;
 };
-std::string choice_text(const MatmulChoice& choice, ChoiceTimes times);
+std::string choice_text(const MatmulChoice& choice);
 std::optional<MatmulChoice> parse_matmul_choice(const std::string& text);
 
 // The choice of an attention by cuDNN: the number of the candidate, its engine, and the sequences that it processes at
@@ -33,5 +28,5 @@ struct PlanChoice {
     int plan, engine, part;
     bool operator==(const PlanChoice&) const = default;
 };
-std::string choice_text(const PlanChoice& choice, ChoiceTimes times);
+std::string choice_text(const PlanChoice& choice);
 std::optional<PlanChoice> parse_plan_choice(const std::string& text);

@@ -3,16 +3,14 @@
 // bf16 heads of 64 channels (every GPT-2) and of 128 channels run on tensor cores (attention_mma.cuh). fp32 and other
 // head sizes run on the FMA units (attention_plain.cuh): HS * sizeof(floatX) must be a multiple of 16, HS at most 256,
 // B and T are arbitrary. The kernels here store no (T, T) matrix and use no atomics: the same input gives the same
-// bits. In a build with cuDNN (USE_CUDNN), cuDNN runs the bf16 sizes for which prepare_attention found a plan
-// (attention_cudnn.h).
+// bits. For the bf16 sizes that prepare_attention was called for, there are other ways (attention_ways.h).
 #pragma once
 #include <algorithm>
 #include <string>
 
 #include "base/device.h"
-#include "cuda/attention_cudnn.h"
-#include "cuda/attention_mma.cuh"
 #include "cuda/attention_plain.cuh"
+#include "cuda/attention_ways.h"
 #include "cuda/simt.h"
 #include "ops/ops.h"
 
@@ -20,17 +18,6 @@ namespace gpu {
 // Bytes of device_scratch that attention_forward and attention_backward use.
 template <class floatX>
 int64_t attention_scratch_bytes(int B, int T, int NH, int HS);
-
-#ifndef USE_CUDNN  // built without cuDNN: the kernels below do all the work
-inline void set_attention(AttentionChoice) {}
-inline std::string cudnn_prepare_attention(int, int, int, int, bool) { return "kernels of ours: built without cuDNN"; }
-inline int64_t cudnn_attention_scratch_bytes(int, int, int, int) { return 0; }
-inline bool cudnn_attention_forward(bf16*, float*, const bf16*, int, int, int, int, Stream) { return false; }
-inline bool cudnn_attention_backward(bf16*, const bf16*, const bf16*, const float*, const bf16*, int, int, int, int,
-                                     Stream) {
-    return false;
-}
-#endif
 }  // namespace gpu
 
 template <class floatX>
@@ -47,7 +34,7 @@ void check_attention(const char* op, int B, int T, int NH, int HS) {
 template <class floatX>
 std::string gpu::prepare_attention(int B, int T, int NH, int HS, bool backward) {
     check_attention<floatX>("attention", B, T, NH, HS);
-    if constexpr (sizeof(floatX) == sizeof(bf16)) return cudnn_prepare_attention(B, T, NH, HS, backward);
+    if constexpr (sizeof(floatX) == sizeof(bf16)) return prepare_attention_ways({B, T, NH, HS}, backward);
     return "kernels of ours: cuDNN's are for bf16";
 }
 
@@ -56,33 +43,30 @@ inline int64_t attention_delta_bytes(int B, int T, int NH) { return int64_t(B) *
 template <class floatX>
 int64_t gpu::attention_scratch_bytes(int B, int T, int NH, int HS) {
     int64_t bytes = attention_delta_bytes(B, T, NH);
-    if constexpr (sizeof(floatX) == sizeof(bf16)) bytes = std::max(bytes, cudnn_attention_scratch_bytes(B, T, NH, HS));
+    if constexpr (sizeof(floatX) == sizeof(bf16)) bytes = std::max(bytes, attention_ways_scratch_bytes({B, T, NH, HS}));
     return bytes;
 }
 
 template <class floatX>
 void gpu::attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, int HS, Stream stream) {
     check_attention<floatX>("attention_forward", B, T, NH, HS);
-    if constexpr (sizeof(floatX) == sizeof(bf16)) {
-        if (cudnn_attention_forward(out, lse, qkv, B, T, NH, HS, stream)) return;
-        if (HS == 64) return launch_attention_forward_mma<64>(out, lse, qkv, B, T, NH, stream);
-        if (HS == 128) return launch_attention_forward_mma<128>(out, lse, qkv, B, T, NH, stream);
-    }
-    launch_attention_forward_plain(out, lse, qkv, B, T, NH, HS, stream);
+    if constexpr (sizeof(floatX) == sizeof(bf16))
+        run_attention({{AttentionPass::forward, {B, T, NH, HS}}, qkv, out, lse}, stream);
+    else
+        launch_attention_forward_plain(out, lse, qkv, B, T, NH, HS, stream);
 }
 
 template <class floatX>
 void gpu::attention_backward(floatX* dqkv, const floatX* dout, const floatX* out, const float* lse, const floatX* qkv,
                              int B, int T, int NH, int HS, Stream stream) {
     check_attention<floatX>("attention_backward", B, T, NH, HS);
-    if constexpr (sizeof(floatX) == sizeof(bf16))
-        if (cudnn_attention_backward(dqkv, dout, out, lse, qkv, B, T, NH, HS, stream)) return;
-    float* delta = static_cast<float*>(device_scratch(attention_delta_bytes(B, T, NH)));
     if constexpr (sizeof(floatX) == sizeof(bf16)) {
-        if (HS == 64) return launch_attention_backward_mma<64>(dqkv, delta, dout, out, lse, qkv, B, T, NH, stream);
-        if (HS == 128) return launch_attention_backward_mma<128>(dqkv, delta, dout, out, lse, qkv, B, T, NH, stream);
+        const AttentionKey key{attention_backward_pass(), {B, T, NH, HS}};
+        run_attention({key, qkv, const_cast<bf16*>(out), const_cast<float*>(lse), dout, dqkv}, stream);
+    } else {
+        float* delta = static_cast<float*>(device_scratch(attention_delta_bytes(B, T, NH)));
+        launch_attention_backward_plain(dqkv, delta, dout, out, lse, qkv, B, T, NH, HS, stream);
     }
-    launch_attention_backward_plain(dqkv, delta, dout, out, lse, qkv, B, T, NH, HS, stream);
 }
 
 // ---- Decoding

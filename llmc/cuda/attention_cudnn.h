@@ -1,26 +1,37 @@
-// attention_cudnn.h: bf16 attention by cuDNN. In a build with cuDNN (USE_CUDNN), attention.cuh calls these functions
-// first.
+// attention_cudnn.h: the ways of cuDNN to compute attention.
 #pragma once
-#include <cstdint>
 #include <string>
+#include <vector>
 
-#include "ops/ops.h"
+#include "cuda/attention_way.h"
 
 namespace gpu {
 
-// Makes the execution plans for these sizes, unless they are there. Returns a description, for the log, of which
-// kernels attention uses and why. cuDNN runs only the sizes that were prepared: making a plan takes up to a second,
-// which is too slow for prompts, each of which has another length, and it is not allowed while a CUDA graph is
-// captured.
-std::string cudnn_prepare_attention(int B, int T, int NH, int HS, bool backward);
+using PartBytes = std::vector<int64_t>;  // AttentionChoice::part_bytes
 
-// Bytes of device_scratch that forward and backward use: with their plans, or an upper bound before they are prepared.
-int64_t cudnn_attention_scratch_bytes(int B, int T, int NH, int HS);
+#ifdef USE_CUDNN
+std::string cudnn_version();      // "cuDNN 9.19.0"
+std::string cudnn_unavailable();  // why it computes no attention; empty if it can
 
-// attention_forward and attention_backward as in ops.inc. They return false, and do nothing, for sizes that were not
-// prepared or that cuDNN does not support.
-bool cudnn_attention_forward(bf16* out, float* lse, const bf16* qkv, int B, int T, int NH, int HS, Stream stream);
-bool cudnn_attention_backward(bf16* dqkv, const bf16* dout, const bf16* out, const float* lse, const bf16* qkv, int B,
-                              int T, int NH, int HS, Stream stream);
+// The way of a kept choice; null if cuDNN does not offer it.
+OwnedWay cudnn_chosen_way(const AttentionKey& key, const std::string& kept);
+
+// The way with the first plan and the largest part; null, with the reason, if there is none.
+OwnedWay cudnn_first_way(const AttentionKey& key, const PartBytes& part_bytes, std::string& reason);
+
+// The first plans with the largest part, and smaller parts with the first of these plans that stores dS. A small dS may
+// stay in the L2 cache.
+std::vector<OwnedWay> cudnn_ways(const AttentionKey& key, const PartBytes& part_bytes);
+
+// Upper bound of the scratch_bytes of a way.
+int64_t cudnn_scratch_limit(const AttentionKey& key, const PartBytes& part_bytes);
+#else
+inline std::string cudnn_version() { return "without cuDNN"; }
+inline std::string cudnn_unavailable() { return "built without cuDNN"; }
+inline OwnedWay cudnn_chosen_way(const AttentionKey&, const std::string&) { return nullptr; }
+inline OwnedWay cudnn_first_way(const AttentionKey&, const PartBytes&, std::string&) { return nullptr; }
+inline std::vector<OwnedWay> cudnn_ways(const AttentionKey&, const PartBytes&) { return {}; }
+inline int64_t cudnn_scratch_limit(const AttentionKey&, const PartBytes&) { return 0; }
+#endif
 
 }  // namespace gpu

@@ -27,7 +27,15 @@ std::string gpu::choice_for(const std::string& key) {
     return found == choices().all.end() ? "" : found->second;
 }
 
-void gpu::keep_choice(const std::string& key, const std::string& choice) { choices().all[key] = choice; }
+void gpu::keep_choice(const std::string& key, const std::string& choice, const Fastest& times) {
+    choices().all[key] = choice + format(" %.4f ms, first %.4f ms", double(times.ms), double(times.first_ms));
+}
+
+bool gpu::is_capturing(Stream stream) {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
+    return status != cudaStreamCaptureStatusNone;
+}
 
 const AlgorithmChoices& gpu::algorithms() { return choices().all; }
 

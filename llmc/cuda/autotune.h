@@ -1,5 +1,5 @@
 // autotune.h: chooses among the algorithms of a library by time, and keeps the choices (base/device.h). Used for
-// cuBLASLt's algorithms and cuDNN's plans.
+// cuBLASLt's algorithms and for the ways to compute attention.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -20,9 +20,25 @@ const AlgorithmChoices& algorithms();
 void load_algorithms(const AlgorithmChoices& choices);
 // Increases with each load_algorithms. A plan that was made at an earlier number is out of date.
 int algorithms_version();
+struct Fastest {
+    size_t index;
+    float ms, first_ms;  // times of the fastest candidate, and of the first that can run
+};
+
 // A choice; the key names the device, the library's version and the shape. choice_for returns "" if there is none.
+// keep_choice adds the times.
 std::string choice_for(const std::string& key);
-void keep_choice(const std::string& key, const std::string& choice);
+void keep_choice(const std::string& key, const std::string& choice, const Fastest& times);
+
+bool is_capturing(Stream stream);
+
+// The largest |a - b| / |b| over pieces of `a` and `b` (rows, parts, width): a piece has a part of 64 or more rows. So
+// a wrong row shows, and a small part beside a large one. NaN if an element or |b| = 0 leaves it undefined: no bound
+// admits that. ratios: DIFFERENCE_BYTES of scratch memory. Waits for the stream.
+constexpr int DIFFERENCE_PIECES = 1024, DIFFERENCE_PARTS = 3;
+constexpr int64_t DIFFERENCE_BYTES = DIFFERENCE_PIECES * DIFFERENCE_PARTS * int64_t(sizeof(float));
+template <class T>
+float largest_difference(const T* a, const T* b, int64_t rows, int parts, int width, void* ratios, Stream stream);
 
 struct Timer {
     cudaEvent_t start, stop;
@@ -49,11 +65,6 @@ float measure_ms(const Timer& timer, Stream stream, const Run& run) {
     return ms;
 }
 
-struct Fastest {
-    size_t index;
-    float ms, first_ms;  // times of the fastest candidate, and of the first that can run
-};
-
 // Times `count` candidates; run(i) queues candidate i, and returns false if it cannot run. Before that it runs the
 // first one for warm_ms, because an idle GPU has a low clock, at which the first would seem slow. Each candidate is run
 // twice, first to load its kernels. Several within a tenth of the best are then timed in rows, after load_ms of work:
@@ -79,7 +90,7 @@ std::optional<Fastest> fastest(Stream stream, size_t count, const Run& run) {
     const float limit = near_ratio * (count ? *std::min_element(ms.begin(), ms.end()) : INFINITY);
     // The mean time of candidate i in a row of about `wanted` ms.
     const auto ms_in_row = [&](size_t i, float wanted) {
-        const int calls = std::max(1, int(wanted / ms[i]));
+        const int calls = ms[i] > 0.0f ? std::max(1, int(wanted / ms[i])) : 1;  // in the emulator a kernel takes 0 ms
         const auto row = [&] {
             for (int n = 0; n < calls; n++) run(i);
             return true;

@@ -465,7 +465,7 @@ Plan fastest_plan(const Call<floatX>& call, Stream stream) {
     MatmulChoice choice = {int(route_of[best->index]), {}};
     static_assert(sizeof(plan.algo.data) == sizeof(choice.algorithm));
     std::copy(std::begin(plan.algo.data), std::end(plan.algo.data), choice.algorithm.begin());
-    gpu::keep_choice(choice_key(call.shape), choice_text(choice, {best->ms, best->first_ms}));
+    gpu::keep_choice(choice_key(call.shape), choice_text(choice), *best);
     return plan;
 }
 
@@ -489,12 +489,6 @@ std::vector<Plan> proposals(const Call<floatX>& call) {
         all.insert(all.end(), plans.begin(), plans.end());
     }
     return all;
-}
-
-bool is_capturing(Stream stream) {
-    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
-    return status != cudaStreamCaptureStatusNone;
 }
 
 // The plans to try for a new shape, best first.

@@ -57,7 +57,7 @@ int64_t get_int(Handle d, Attribute name) {
 // ---- Graphs
 
 struct Graph {
-    CudnnShape shape;
+    AttentionSizes shape;
     std::deque<Descriptor> descriptors;
     std::vector<Handle> operations;
     int64_t next_virtual = uid_first_virtual;
@@ -381,7 +381,7 @@ std::vector<Candidate> candidate_configs(Graph& g, AttentionPass pass, const Cud
     return candidates;
 }
 
-int64_t dq_sums_bytes(const CudnnShape& shape) {
+int64_t dq_sums_bytes(const AttentionSizes& shape) {
     constexpr int64_t alignment = 256;
     return round_up(int64_t(shape.B) * shape.NH * shape.T * shape.HS * int64_t(sizeof(float)), alignment);
 }
@@ -398,7 +398,7 @@ int engine_number(Graph& g, Handle config) {
 
 // The engines of cuDNN 9.19 use no workspace forward. Backward they store a copy of dq_sums, or, if deterministic, dS
 // in bf16, with T rounded up to whole tiles. `other` allows for smaller buffers.
-int64_t workspace_limit(AttentionPass pass, const CudnnShape& shape) {
+int64_t workspace_limit(AttentionPass pass, const AttentionSizes& shape) {
     constexpr int64_t tile = 128, other = 1 << 20;
     const int64_t T = round_up(int64_t(shape.T), tile), heads = int64_t(shape.B) * shape.NH;
     switch (pass) {
@@ -413,7 +413,7 @@ int64_t workspace_limit(AttentionPass pass, const CudnnShape& shape) {
     return 0;
 }
 
-CudnnPlan plan_attention(AttentionPass pass, const CudnnShape& shape, const CudnnTarget& target, int first) {
+CudnnPlan plan_attention(AttentionPass pass, const AttentionSizes& shape, const CudnnTarget& target, int first) {
     CudnnPlan result;
     // cuDNN makes plans for one token, but the release notes of 9.18.1 say that its backward does not support it.
     if (pass != AttentionPass::forward && shape.T == 1) {

@@ -4,13 +4,13 @@
 #pragma once
 #include <cudnn.h>
 
-#include <compare>
 #include <deque>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/common.h"
+#include "cuda/attention_way.h"
 
 #define CUDNN_CHECK(call) gpu::check_cudnn_call((call), #call, __FILE__, __LINE__)
 
@@ -21,13 +21,6 @@ void check_cudnn_call(cudnnStatus_t status, const char* call, const char* file, 
 // By the release notes of cuDNN's frontend, backward reads invalid memory before 9.15.1 if T is not a multiple of 128.
 // A mask value of -infinity needs 9.10, described devices need 9.8. Before 9.6 the caller had to zero dq_sums.
 constexpr size_t OLDEST_CUDNN = 91501;
-
-enum class AttentionPass { forward, backward, deterministic_backward };
-
-struct CudnnShape {
-    int B, T, NH, HS;
-    auto operator<=>(const CudnnShape&) const = default;
-};
 
 // Unique ids of the graphs' tensors in memory. An execution binds each id to an address.
 enum Uid : int64_t {
@@ -88,10 +81,10 @@ struct CudnnPlan {
 };
 
 // Upper bound of a plan's bytes() for this pass and shape.
-int64_t workspace_limit(AttentionPass pass, const CudnnShape& shape);
+int64_t workspace_limit(AttentionPass pass, const AttentionSizes& shape);
 
 // Makes one plan, which takes cuDNN half a second: the first from candidate `first` on whose workspace is within
 // workspace_limit. The candidates are numbered in the order of NVIDIA's frontend and cuDNN's heuristics, best first.
-CudnnPlan plan_attention(AttentionPass pass, const CudnnShape& shape, const CudnnTarget& target, int first);
+CudnnPlan plan_attention(AttentionPass pass, const AttentionSizes& shape, const CudnnTarget& target, int first);
 
 }  // namespace gpu

@@ -18,6 +18,7 @@
 #include <nvtx3/nvToolsExt.h>
 #endif
 
+#include "cuda/attention_ways.h"
 #include "cuda/cuda_check.h"
 #include "model/mfu.h"
 
@@ -234,6 +235,14 @@ void device_check_fp8() {
            "--precision fp8: %s has compute capability %d.%d, and FP8 needs 8.9 (RTX 40, L4, H100) or later; give "
            "--precision bf16",
            p.name, p.major, p.minor);
+}
+
+bool gpu::runs_hopper_code() {
+    int device = 0;
+    cudaDeviceProp p;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaGetDeviceProperties(&p, device));
+    return p.major == 9 && p.minor == 0 && strstr(CUDA_ARCHS, "90a");
 }
 
 std::string device_libraries() {

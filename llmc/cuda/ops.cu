@@ -4,8 +4,10 @@
 
 #include "cuda/adamw.cuh"
 #include "cuda/attention.cuh"
+#include "cuda/attention_kernels.cuh"
 #include "cuda/bias.cuh"
 #include "cuda/cross_entropy.cuh"
+#include "cuda/difference.cuh"
 #include "cuda/embedding.cuh"
 #include "cuda/fp8.cuh"
 #include "cuda/gelu.cuh"
@@ -42,6 +44,7 @@ INSTANTIATE(gpu::prepare_attention);
 INSTANTIATE(gpu::attention_forward);
 INSTANTIATE(gpu::attention_backward);
 INSTANTIATE(gpu::attention_decode);
+INSTANTIATE(gpu::largest_difference);
 INSTANTIATE(gpu::gelu_forward);
 INSTANTIATE(gpu::gelu_backward);
 INSTANTIATE(gpu::cross_entropy_forward);
@@ -64,4 +67,4 @@ template decltype(gpu::cast_to_fp8<E5M2>) gpu::cast_to_fp8<E5M2>;
 [[gnu::used]] static const auto emitted_here =
     std::tuple(&gpu::cross_entropy_combine, &gpu::accumulate_loss, &gpu::sum_of_squares, &gpu::accumulate_gradients,
                &gpu::round_gradients, &gpu::widen_gradients, &gpu::clip_factor, &gpu::muon_momentum,
-               &gpu::sum_bias_parts, &gpu::set_attention, &gpu::raise_amax);
+               &gpu::sum_bias_parts, &gpu::raise_amax);

@@ -10,8 +10,9 @@
 static constexpr std::nullptr_t no_gelu = nullptr, no_bias = nullptr, no_dbias = nullptr, no_residual = nullptr,
                                 no_amax = nullptr;
 
-void choose_attention(bool cudnn, bool deterministic) {
-    ops::set_attention({.cudnn = cudnn, .deterministic = deterministic});
+void choose_attention(const std::string& backend, bool deterministic) {
+    const auto word = std::ranges::find(ATTENTION_WORDS, backend);
+    ops::set_attention({.backend = AttentionBackend(word - ATTENTION_WORDS), .deterministic = deterministic});
 }
 
 template <class floatX>

@@ -15,8 +15,9 @@ struct Comm;  // parallel/comm.h
 // bucket, so that communication overlaps with computation.
 using BucketHook = std::function<void(int bucket)>;
 
-// Whether bf16 attention on a GPU may use cuDNN, and whether it must be deterministic. Call it before the first model.
-void choose_attention(bool cudnn, bool deterministic);
+// What computes bf16 attention on a GPU, one of ATTENTION_WORDS, and whether it must be deterministic. Call it before
+// the first model.
+void choose_attention(const std::string& backend, bool deterministic);
 
 template <class floatX>
 struct GPT2 {

@@ -93,15 +93,22 @@ struct AdamWConfig {
     uint64_t seed = 0;  // for stochastic rounding
 };
 
-// The backend of bf16 attention on a GPU, where there is a choice: cuDNN, or this program's kernels, which are always
-// deterministic. With deterministic = false, cuDNN sums dQ in the order in which blocks finish. That order differs from
-// run to run, but the sum moves less memory.
+// What computes bf16 attention on a GPU: cuDNN, this program's kernels for Hopper (wgmma), or those for every GPU
+// (mma). automatic: cuDNN, or mma where there is none; with --autotune the fastest of them and wgmma. Words of the
+// options
+// --attention.
+enum class AttentionBackend { automatic, cudnn, wgmma, mma };
+constexpr const char* ATTENTION_WORDS[] = {"auto", "cudnn", "wgmma", "mma"};
+
+// This program's kernels are always deterministic. With deterministic = false, cuDNN sums dQ in the order in which
+// blocks finish. That order differs from run to run, but the sum moves less memory.
 struct AttentionChoice {
-    bool cudnn = true;
+    AttentionBackend backend = AttentionBackend::automatic;
     bool deterministic = true;
     // cuDNN's deterministic backward: bytes of score gradients stored at a time; 0 = a 32nd of the GPU's memory. The
     // last is the default, and --autotune times all. The L2 cache of an H100 has 50 MB.
     std::vector<int64_t> part_bytes = {50'000'000, 128'000'000, 256'000'000, 0};
+    bool operator==(const AttentionChoice&) const = default;
 };
 
 // Matrices of one shape that Muon makes orthogonal together, as a stack (count, rows, cols) with rows <= cols. In

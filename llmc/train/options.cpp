@@ -47,6 +47,7 @@ static constexpr struct {
     {"--trace-steps", "--trace, which has the first 20 steps"},
     {"--fit --gpu-memory", "plan, once for each layout"},
     {"--head-chunks", "--logit-chunks"},
+    {"--cudnn", "--attention auto in place of on, mma in place of off"},
     {"--resume=strict", "--resume, which warns of a damaged checkpoint and takes the one before it"},
     {"verify", "--resume or --init, which verify what they read"},
     {"explain", "the messages of the ranks, which say where each one is"},
@@ -295,7 +296,10 @@ void Parser::read_text(const std::string& path, const std::string& text, bool sa
     const bool shape_is_set = has_shape();
     std::string directory;
     std::set<std::string> names;
-    for (const auto& [name, value] : read_toml(text, path)) {
+    auto items = read_toml(text, path);
+    for (auto& [name, value] : items)  // saved by version 0.3.0
+        if (saved && name == "cudnn") name = "attention", value = value == "off" ? "mma" : "auto";
+    for (const auto& [name, value] : items) {
         if (!names.insert(name).second)
             fail(EXIT_BAD_DATA, "%s: %s is there twice", path.c_str(), printable(name).c_str());
         if (name == "config")

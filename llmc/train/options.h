@@ -79,7 +79,7 @@ struct Options {
 
     // run
     std::string config;  // file; empty: none
-    std::string cudnn = "on", deterministic = "on", cuda_graph = "on", autotune = "on";
+    std::string attention = "auto", deterministic = "on", cuda_graph = "on", autotune = "on";
     uint64_t seed = 42;
     int64_t log_every = 1;
     bool quiet = false;

@@ -10,8 +10,8 @@
 #include "support/skip.h"
 
 using gpu::AttentionPass;
+using gpu::AttentionSizes;
 using gpu::CudnnPlan;
-using gpu::CudnnShape;
 
 constexpr const char* pass_names[] = {"forward", "backward", "deterministic backward"};
 constexpr AttentionPass passes[] = {AttentionPass::forward, AttentionPass::backward,
@@ -19,13 +19,13 @@ constexpr AttentionPass passes[] = {AttentionPass::forward, AttentionPass::backw
 constexpr const char* devices[] = {"sm80_a100", "sm90_h100", "sm100_b200"};
 constexpr int64_t MiB = 1 << 20;
 
-static CudnnPlan plan_for(AttentionPass pass, const CudnnShape& shape, const char* device, int first = 0) {
+static CudnnPlan plan_for(AttentionPass pass, const AttentionSizes& shape, const char* device, int first = 0) {
     const std::string path = format("dev/test/gpu/devices/%s.json", device);
     return gpu::plan_attention(pass, shape, {nullptr, read_file(path, 1 << 16)}, first);
 }
 
 // The first plans.
-static std::vector<CudnnPlan> plans_for(AttentionPass pass, const CudnnShape& shape, const char* device,
+static std::vector<CudnnPlan> plans_for(AttentionPass pass, const AttentionSizes& shape, const char* device,
                                         size_t most = 4) {
     std::vector<CudnnPlan> plans;
     for (int first = 0; plans.size() < most; first = plans.back().candidate + 1) {
@@ -37,7 +37,7 @@ static std::vector<CudnnPlan> plans_for(AttentionPass pass, const CudnnShape& sh
 }
 
 // Checks the first engine, which runs if --autotune is off.
-static void expect_plan(AttentionPass pass, const CudnnShape& shape, const char* device) {
+static void expect_plan(AttentionPass pass, const AttentionSizes& shape, const char* device) {
     CAPTURE(device);
     CAPTURE(pass_names[int(pass)]);
     const CudnnPlan found = plan_for(pass, shape, device);
@@ -51,7 +51,7 @@ static void expect_plan(AttentionPass pass, const CudnnShape& shape, const char*
 constexpr int64_t small_buffers = 4096;
 
 TEST_CASE("every candidate plan for GPT-2 124M on an H100 needs no more workspace than expected") {
-    const CudnnShape shape{64, 1024, 12, 64};
+    const AttentionSizes shape{64, 1024, 12, 64};
     const auto forward = plans_for(AttentionPass::forward, shape, "sm90_h100");
     CHECK(forward.size() >= 2);
     for (const auto& plan : forward) CHECK(plan.bytes() <= small_buffers);
@@ -74,7 +74,7 @@ TEST_CASE("every candidate plan for GPT-2 124M on an H100 needs no more workspac
 
 TEST_CASE("the last plan for deterministic backward on an H100 adds dQ up in a fixed order") {
     if (cudnnGetVersion() < 92500) return skip_case("cuDNN has this engine from 9.25 on");
-    for (const CudnnShape& shape : {CudnnShape{64, 1024, 12, 64}, {3, 100, 2, 64}, {2, 130, 3, 128}}) {
+    for (const AttentionSizes& shape : {AttentionSizes{64, 1024, 12, 64}, {3, 100, 2, 64}, {2, 130, 3, 128}}) {
         const auto found = plans_for(AttentionPass::deterministic_backward, shape, "sm90_h100");
         REQUIRE(found.size() >= 2);
         CHECK(found[0].dq_sums_bytes == 0);
@@ -87,7 +87,7 @@ TEST_CASE("the last plan for deterministic backward on an H100 adds dQ up in a f
 
 TEST_CASE("deterministic backward on a B200 prefers an engine that stores no dS") {
     if (cudnnGetVersion() < 91801) return skip_case("cuDNN has this engine from 9.18.1 on");
-    for (const CudnnShape& shape : {CudnnShape{64, 1024, 12, 64}, {3, 100, 2, 64}, {2, 130, 3, 128}}) {
+    for (const AttentionSizes& shape : {AttentionSizes{64, 1024, 12, 64}, {3, 100, 2, 64}, {2, 130, 3, 128}}) {
         const auto found = plans_for(AttentionPass::deterministic_backward, shape, "sm100_b200", 2);
         REQUIRE(found.size() >= 2);
         CHECK(found[0].engine == 5);
@@ -100,7 +100,7 @@ TEST_CASE("GPT-2's shapes, awkward lengths and heads of 128 channels have a plan
     for (const AttentionPass pass : passes) {
         for (const char* device : devices) expect_plan(pass, {3, 100, 2, 64}, device);
         for (const char* device : {"sm80_a100", "sm100_b200"}) expect_plan(pass, {64, 1024, 12, 64}, device);
-        for (const CudnnShape& shape : {CudnnShape{5, 1024, 25, 64}, {2, 130, 3, 128}})
+        for (const AttentionSizes& shape : {AttentionSizes{5, 1024, 25, 64}, {2, 130, 3, 128}})
             expect_plan(pass, shape, "sm90_h100");
     }
     expect_plan(AttentionPass::deterministic_backward, {10, 1024, 12, 64}, "sm90_h100");  // a part of a micro-batch

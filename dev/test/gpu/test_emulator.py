@@ -50,6 +50,24 @@ def test_cuda_graphs_and_recomputation_change_no_bit(emulated):
     assert_same_run(recorded[0], other[0], 4)
 
 
+def test_attention_for_hopper_is_timed_once_and_has_the_same_bits_in_graphs_and_recomputed(emulated, data, tmp_path):
+    options = f"{MICRO_STEPS} --heads 1 --channels 64 --val-every 4 --val-tokens 32 --val-data {data}/val_*.bin"
+    library = {"SIMT_CUDNN": 1}  # its fastest plan takes 2 ms, and a kernel no time
+    first, text = emulated("first", options, env=library)
+    chosen = "attention: wgmma kernels of ours; backward wgmma kernels of ours\n"
+    assert chosen in text and "timed the algorithms" in text
+    choices = (tmp_path / "cache/train_gpt2/algorithms.txt").read_text()
+    assert len(re.findall(r"; wgmma \d+; attention .*: wgmma 0.0000 ms, first 5.0000 ms$", choices, re.M)) == 2
+    again, text = emulated("again", options, "--cuda-graph off --recompute layer", env=library)
+    assert chosen in text and "timed the algorithms" not in text
+    fixed, text = emulated("fixed", options, "--attention wgmma")
+    assert chosen in text
+    for other in again, fixed:
+        assert_same_run(first, other, 4)
+    text = emulated("cudnn", options, "--attention cudnn", env=library)[1]
+    assert "attention: cuDNN 9.25.0, engine 14; backward cuDNN" in text
+
+
 def test_generate_eval_and_plan_work(emulated, data):
     model, _ = emulated("model", SHORT)
     run(EMULATED, "generate --max-tokens 8 --init", model)

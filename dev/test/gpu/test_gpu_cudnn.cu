@@ -7,6 +7,7 @@
 #include "cuda/attention.cuh"
 #include "cuda/autotune.h"
 #include "gpu/on_gpu.h"
+#include "support/refusal.h"
 
 #ifdef SIMT_EMULATOR
 #include <cudnn.h>
@@ -36,7 +37,7 @@ static bool is_built_in() {
 
 // Every shape in this file has engines on every GPU of compute capability 8.0 or later.
 static void prepare(Shape s, bool deterministic, std::vector<int64_t> part_bytes = {256 << 20}) {
-    gpu::set_attention({.cudnn = true, .deterministic = deterministic, .part_bytes = std::move(part_bytes)});
+    gpu::set_attention({AttentionBackend::cudnn, deterministic, std::move(part_bytes)});
     const std::string line = gpu::prepare_attention<bf16>(s.B, s.T, s.NH, s.HS, true);
     INFO(line);
     REQUIRE(line.rfind("cuDNN", 0) == 0);
@@ -52,20 +53,15 @@ static void poison_scratch(Shape s) {
     check_cuda(cudaMemset(device_scratch(bytes), 0xff, size_t(bytes)));
 }
 
-// Runs forward and backward. directly: calls cuDNN, which must succeed; otherwise attention.cuh chooses the kernels.
-static Outputs computed(Shape s, Tensor<bf16>& qkv, Tensor<bf16>& dout, bool directly) {
+// Runs forward and backward.
+static Outputs computed(Shape s, Tensor<bf16>& qkv, Tensor<bf16>& dout) {
     Outputs r(s);
     const auto [B, T, NH, HS] = s;
     OnGpu<bf16> x(qkv), dy(dout), out(r.out), dqkv(r.dqkv);
     OnGpu<float> lse(r.lse);
     poison_scratch(s);
-    if (directly) {
-        REQUIRE(gpu::cudnn_attention_forward(out, lse, x, B, T, NH, HS, nullptr));
-        REQUIRE(gpu::cudnn_attention_backward(dqkv, dy, out, lse, x, B, T, NH, HS, nullptr));
-    } else {
-        gpu::attention_forward<bf16>(out, lse, x, B, T, NH, HS, nullptr);
-        gpu::attention_backward<bf16>(dqkv, dy, out, lse, x, B, T, NH, HS, nullptr);
-    }
+    gpu::attention_forward<bf16>(out, lse, x, B, T, NH, HS, nullptr);
+    gpu::attention_backward<bf16>(dqkv, dy, out, lse, x, B, T, NH, HS, nullptr);
     check_cuda(cudaDeviceSynchronize());
     out.back(), lse.back(), dqkv.back();
     return r;
@@ -105,7 +101,7 @@ static void compare(Shape s, bool deterministic, std::initializer_list<int> sequ
     INFO("B ", s.B, " T ", s.T, " NH ", s.NH, " HS ", s.HS, " deterministic ", deterministic);
     prepare(s, deterministic, std::move(part_bytes));
     auto qkv = random_tensor<bf16>(s.tokens() * 3 * s.C(), 1), dout = random_tensor<bf16>(s.tokens() * s.C(), 2);
-    const Outputs got = computed(s, qkv, dout, true);
+    const Outputs got = computed(s, qkv, dout);
     for (const int b : sequences) compare_sequence(got, qkv, dout, s, b);
 }
 
@@ -121,17 +117,21 @@ TEST_CASE("cuDNN's attention with GPT-2's heads, and with heads of 128, agrees w
     }
 }
 
-TEST_CASE("backward for one token uses kernels of ours, and forward uses cuDNN") {
+TEST_CASE("backward for one token uses kernels of ours, and forward uses cuDNN; cuDNN alone is refused") {
     if (!is_built_in()) return;
     gpu::set_attention({});
     const Shape s{3, 1, 2, 64};
     const std::string line = gpu::prepare_attention<bf16>(s.B, s.T, s.NH, s.HS, true);
     CHECK(line.starts_with("cuDNN "));
-    CHECK(line.find("; backward kernels of ours: ") != std::string::npos);
+    CHECK(line.find("; backward mma kernels of ours: ") != std::string::npos);
     CHECK(line.ends_with("backward for one token"));
     auto qkv = random_tensor<bf16>(s.tokens() * 3 * s.C(), 1), dout = random_tensor<bf16>(s.tokens() * s.C(), 2);
-    const Outputs got = computed(s, qkv, dout, false);
+    const Outputs got = computed(s, qkv, dout);
     for (const int b : {0, 1, 2}) compare_sequence(got, qkv, dout, s, b);
+    gpu::set_attention({.backend = AttentionBackend::cudnn});
+    const std::string refused = refusal([&] { gpu::prepare_attention<bf16>(s.B, s.T, s.NH, s.HS, true); });
+    CHECK(refused.starts_with(format("%d --attention cudnn: ", EXIT_USAGE)));
+    CHECK(refused.ends_with("backward for one token; give --attention auto"));
 }
 
 // dS of a sequence has 2 * 70 * 70 elements, which are 19,600 bytes, so three sequences fit into 60,000 bytes.
@@ -165,7 +165,7 @@ TEST_CASE("deterministic attention by cuDNN, with any of its candidates, gives t
     auto qkv = random_tensor<bf16>(s.tokens() * 3 * s.C(), 1), dout = random_tensor<bf16>(s.tokens() * s.C(), 2);
     gpu::load_algorithms({});
     device_time_algorithms(true);
-    computed(s, qkv, dout, true);
+    computed(s, qkv, dout);
     device_time_algorithms(false);
     AlgorithmChoices choices = gpu::algorithms();
     const std::vector<int> engines = emulated ? std::vector<int>{6, 10, 14} : std::vector<int>{1, 2, 3, 5, 6, 7};
@@ -175,8 +175,8 @@ TEST_CASE("deterministic attention by cuDNN, with any of its candidates, gives t
             CAPTURE(engine);
             for (auto& [key, choice] : choices) choice = format("%d engine %d part %d", plan, engine, s.B);
             gpu::load_algorithms(choices);
-            const Outputs first = computed(s, qkv, dout, true);
-            for (int again = 0; again < 3; again++) expect_same_bits(first, computed(s, qkv, dout, again == 0));
+            const Outputs first = computed(s, qkv, dout);
+            for (int again = 0; again < 3; again++) expect_same_bits(first, computed(s, qkv, dout));
         }
     gpu::load_algorithms({});
 }
@@ -248,15 +248,15 @@ TEST_CASE("the size of the parts is timed, and a start with a kept choice makes 
 }
 #endif
 
-TEST_CASE("our own kernels run shapes that were not prepared, and everything where cuDNN is turned off") {
+TEST_CASE("our own kernels run shapes that were not prepared, and everything where they are chosen") {
     if (!is_built_in()) return;
     compare({1, 64, 1, 64}, true, {0});
-    gpu::set_attention({.cudnn = false, .deterministic = true});
+    gpu::set_attention({.backend = AttentionBackend::mma});
     const std::string line = gpu::prepare_attention<bf16>(1, 64, 1, 64, true);
-    CHECK(line == "kernels of ours: cuDNN is turned off");
+    CHECK(line == "mma kernels of ours; backward mma kernels of ours");
     const Shape s{2, 77, 2, 64};
     auto qkv = random_tensor<bf16>(s.tokens() * 3 * s.C(), 1), dout = random_tensor<bf16>(s.tokens() * s.C(), 2);
-    const Outputs unprepared = computed(s, qkv, dout, false);
+    const Outputs unprepared = computed(s, qkv, dout);
     for (const int b : {0, 1}) compare_sequence(unprepared, qkv, dout, s, b);
     gpu::set_attention({});
 }

@@ -120,10 +120,12 @@ TEST_CASE("bad values, unknown options, and those of other trainers are refused,
                     {"--schedule wsd --cooldown 1.5", "--cooldown 1.5 must be at least 1e-09 and at most 1"}});
     CHECK(train({"--schedule=wsd", "--cooldown=1"}).cooldown == 1.0);
     expect_refused("tokenize a ", {{"--steps 4", "unknown option --steps"}});
-    expect_refused("", {{"--gpus 2", "there is no --gpus; use --ranks N, or --ranks all; CUDA_VISIBLE_DEVICES chooses"},
-                        {"--max_iters 5", "there is no --max_iters; use --steps"},
-                        {"-m 5", "use --val-tokens"},
-                        {"verify out", "use --resume or --init"}});
+    expect_refused("",
+                   {{"--gpus 2", "there is no --gpus; use --ranks N, or --ranks all; CUDA_VISIBLE_DEVICES chooses"},
+                    {"--max_iters 5", "there is no --max_iters; use --steps"},
+                    {"--cudnn off", "there is no --cudnn; use --attention auto in place of on, mma in place of off"},
+                    {"-m 5", "use --val-tokens"},
+                    {"verify out", "use --resume or --init"}});
 }
 
 #ifdef __OPTIMIZE__
@@ -302,6 +304,7 @@ TEST_CASE("every option comes back through run.toml, but not those of one start"
                              "--stop-after=5", "--quiet", "--trace=t", "--ranks=2"});
     const Options back = with_run_toml(run_toml(o));
     CHECK(run_toml(back) == run_toml(o));
+    CHECK(with_run_toml("train-data = 'x'\ncudnn = \"off\"\n").attention == "mma");  // of version 0.3.0
     const std::set<std::string> of_one_start = {"resume", "config", "stop-after", "ranks", "trace", "quiet", "output"};
     const nlohmann::json options = settings(o);
     for (const auto& option : options.items()) {

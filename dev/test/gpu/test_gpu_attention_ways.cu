@@ -1,0 +1,186 @@
+// test_gpu_attention_ways.cu: the choice among the ways to compute attention. Other kernels take the place of ours for
+// Hopper: wrong ones, which must be refused, and right ones, which are chosen where they are faster. In the emulator
+// kernels take no time, so these take what a test says.
+#include "cuda/attention.cuh"
+#include "cuda/autotune.h"
+#include "gpu/on_gpu.h"
+#include "support/refusal.h"
+
+#ifdef SIMT_EMULATOR
+#include "internal.h"
+static void take_time(float ms, Stream stream) {
+    simt::enqueue_work([] {}, ms, stream);
+}
+#else
+static void take_time(float, Stream) {}
+#endif
+
+using gpu::AttentionCall;
+
+static const gpu::AttentionSizes sizes{2, 70, 2, 64};
+static constexpr int64_t C = 128, tokens = 140;
+
+// What the test's kernels do besides computing as mma does.
+struct Planted {
+    void (*spoil)(const AttentionCall& call, Stream stream) = nullptr;
+    float ms = 1.0f, mma_ms = 4.0f;
+    int runs = 0, mma_runs = 0;
+};
+static Planted planted;
+static const gpu::AttentionKernels mma = gpu::mma_attention, wgmma = gpu::wgmma_attention;
+
+// The test's kernels, on every GPU, and no choices. Without cuDNN in the emulator mma is the other way.
+struct WithPlanted {
+    explicit WithPlanted(Planted p) {
+        setenv("SIMT_CUDNN", "0", 1);
+        planted = p;
+        gpu::mma_attention.run = [](const AttentionCall& call, Stream stream) {
+            planted.mma_runs++;
+            mma.run(call, stream);
+            take_time(planted.mma_ms, stream);
+        };
+        gpu::wgmma_attention = {"wgmma", 1, [](const gpu::AttentionSizes&) { return std::string(); }, mma.scratch_bytes,
+                                [](const AttentionCall& call, Stream stream) {
+                                    planted.runs++;
+                                    mma.run(call, stream);
+                                    if (planted.spoil) planted.spoil(call, stream);
+                                    take_time(planted.ms, stream);
+                                }};
+        gpu::set_attention({});
+        gpu::load_algorithms({});
+    }
+    ~WithPlanted() {
+        gpu::mma_attention = mma;
+        gpu::wgmma_attention = wgmma;
+        gpu::load_algorithms({});
+    }
+};
+
+struct Outputs {
+    Tensor<bf16> out = poisoned<bf16>(tokens * C), dqkv = poisoned<bf16>(tokens * 3 * C);
+    Tensor<float> lse = poisoned<float>(tokens * 2);
+};
+
+static std::string prepared_text(const gpu::AttentionSizes& s) {
+    return gpu::prepare_attention<bf16>(s.B, s.T, s.NH, s.HS, true);
+}
+
+// Forward and backward of prepared sizes. timed: the first call of each times the ways.
+static Outputs computed(bool timed, const gpu::AttentionSizes& s = sizes) {
+    const auto& [B, T, NH, HS] = s;
+    prepared_text(s);
+    auto qkv = random_tensor<bf16>(tokens * 3 * C, 1), dout = random_tensor<bf16>(tokens * C, 2);
+    Outputs r;
+    OnGpu<bf16> x(qkv), dy(dout), out(r.out), dqkv(r.dqkv);
+    OnGpu<float> lse(r.lse);
+    device_reserve_scratch(gpu::attention_scratch_bytes<bf16>(B, T, NH, HS));
+    device_time_algorithms(timed);
+    gpu::attention_forward<bf16>(out, lse, x, B, T, NH, HS, nullptr);
+    gpu::attention_backward<bf16>(dqkv, dy, out, lse, x, B, T, NH, HS, nullptr);
+    device_time_algorithms(false);
+    check_cuda(cudaDeviceSynchronize());
+    out.back(), lse.back(), dqkv.back();
+    return r;
+}
+
+template <class T>
+static void set_bytes(T* to, int value, size_t count, Stream stream) {
+    check_cuda(cudaMemsetAsync(to, value, count * sizeof(T), stream));
+}
+
+static bool is_forward(const AttentionCall& call) { return call.key.pass == gpu::AttentionPass::forward; }
+
+TEST_CASE("kernels whose results differ from the library's are refused, with a note, and cost no bit") {
+    struct Fault {
+        const char* what;
+        void (*spoil)(const AttentionCall& call, Stream stream);
+    };
+    const Fault forward[] = {
+        {"one row of a head is wrong", [](const AttentionCall& c, Stream s) { set_bytes(c.out + 77 * C, 0, 64, s); }},
+        {"one element is NaN", [](const AttentionCall& c, Stream s) { set_bytes(c.out + 99 * C, 0xff, 1, s); }},
+        {"one lse is wrong", [](const AttentionCall& c, Stream s) { set_bytes(c.lse + 99, 0, 1, s); }},
+        {"every third run is wrong",
+         [](const AttentionCall& c, Stream s) { set_bytes(c.out, 0, planted.runs % 3 ? 0 : 64, s); }}};
+    const Fault backward[] = {{"a row of dK is wrong",
+                               [](const AttentionCall& c, Stream s) { set_bytes(c.dqkv + 3 * 70 * C + C, 0, 64, s); }},
+                              {"the end of dqkv is not written", [](const AttentionCall& c, Stream s) {
+                                   set_bytes(c.dqkv + (3 * tokens - 1) * C, 0xff, C, s);
+                               }}};
+    const auto expect_refused = [](const Fault& fault, bool of_forward) {
+        CAPTURE(fault.what);
+        const WithPlanted there({.spoil = fault.spoil});
+        const auto spoil = planted.spoil;
+        static void (*spoil_one)(const AttentionCall&, Stream);
+        static bool forward_only;
+        spoil_one = spoil, forward_only = of_forward;
+        planted.spoil = [](const AttentionCall& call, Stream stream) {
+            if (is_forward(call) == forward_only) spoil_one(call, stream);
+        };
+        const Outputs got = computed(true);
+        std::string text = prepared_text(sizes);
+        if (of_forward) text = text.substr(0, text.find("; backward"));
+        INFO(text);
+        CHECK(text.find("wgmma kernels of ours refused: differ from ") != std::string::npos);
+        for (const auto& [key, choice] : gpu::algorithms())
+            if ((key.find("forward") != key.npos) == of_forward) CHECK_FALSE(choice.starts_with("wgmma"));
+        gpu::set_attention({.backend = AttentionBackend::mma});
+        const Outputs want = computed(false);
+        CHECK(memcmp(got.out.data(), want.out.data(), size_t(got.out.buffer.bytes())) == 0);
+        CHECK(memcmp(got.lse.data(), want.lse.data(), size_t(got.lse.buffer.bytes())) == 0);
+        CHECK(memcmp(got.dqkv.data(), want.dqkv.data(), size_t(got.dqkv.buffer.bytes())) == 0);
+    };
+    for (const Fault& fault : forward) expect_refused(fault, true);
+    for (const Fault& fault : backward) expect_refused(fault, false);
+}
+
+#ifdef SIMT_EMULATOR
+TEST_CASE("kernels whose results agree are chosen if they are faster, kept, and used without another timing") {
+    const WithPlanted there({});
+    computed(true);
+    CHECK(prepared_text(sizes) == "wgmma kernels of ours; backward wgmma kernels of ours");
+    const AlgorithmChoices kept = gpu::algorithms();
+    REQUIRE(kept.size() == 2);
+    for (const auto& [key, choice] : kept) {
+        CHECK(key.find("; wgmma 1; attention ") != key.npos);
+        CHECK(choice == "wgmma 1.0000 ms, first 4.0000 ms");
+    }
+    // Another length stands for another start, which has prepared nothing.
+    AlgorithmChoices of_next;
+    for (const auto& [key, choice] : kept)
+        of_next[std::string(key).replace(key.find(" B 2 T 70 "), 10, " B 4 T 35 ")] = choice;
+    gpu::load_algorithms(of_next);
+    planted.runs = planted.mma_runs = 0;
+    computed(true, {4, 35, 2, 64});
+    CHECK(planted.runs == 2);
+    CHECK(planted.mma_runs == 0);
+    CHECK(gpu::algorithms() == of_next);
+}
+
+TEST_CASE("kernels that are slower, or of another version than a kept choice, are not used") {
+    WithPlanted there({.ms = 5.0f});
+    computed(true);
+    CHECK(prepared_text(sizes).starts_with("mma kernels of ours: cuDNN has no engine"));
+    for (const auto& each : gpu::algorithms()) CHECK(each.second == "mma 4.0000 ms, first 4.0000 ms");
+    AlgorithmChoices choices = gpu::algorithms();
+    for (auto& [key, choice] : choices) choice = "wgmma 1.0000 ms, first 4.0000 ms";
+    gpu::load_algorithms(choices);
+    CHECK(prepared_text(sizes).starts_with("wgmma"));
+    gpu::wgmma_attention.version = 2;
+    CHECK(prepared_text(sizes).starts_with("mma"));
+}
+#endif
+
+TEST_CASE("--attention fixes the kernels, or says why they cannot run") {
+    const WithPlanted there({});
+    gpu::set_attention({.backend = AttentionBackend::wgmma});
+    computed(true);
+    CHECK(planted.runs == 2);
+    CHECK(gpu::algorithms().empty());
+    gpu::wgmma_attention.reason = [](const gpu::AttentionSizes&) { return std::string("no"); };
+    CHECK(refusal([] {
+              prepared_text({1, 16, 2, 64});
+          }) == format("%d --attention wgmma: no; give --attention auto", EXIT_USAGE));
+    gpu::set_attention({});
+    computed(true);
+    CHECK(planted.runs == 2);
+}

@@ -1,0 +1,45 @@
+// attention_way.h: a way to compute bf16 attention on a GPU.
+#pragma once
+#include <compare>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "ops/ops.h"
+
+namespace gpu {
+
+enum class AttentionPass { forward, backward, deterministic_backward };
+
+struct AttentionSizes {
+    int B, T, NH, HS;
+    auto operator<=>(const AttentionSizes&) const = default;
+};
+
+struct AttentionKey {
+    AttentionPass pass;
+    AttentionSizes sizes;
+    auto operator<=>(const AttentionKey&) const = default;
+};
+
+// Forward writes out and lse; backward reads them and dout, and writes dqkv.
+struct AttentionCall {
+    AttentionKey key;
+    const bf16* qkv;
+    bf16* out;
+    float* lse;
+    const bf16* dout = nullptr;
+    bf16* dqkv = nullptr;
+};
+
+// A way to compute a pass for given sizes. It overwrites its results, so that it can be timed on a call's operands.
+struct AttentionWay {
+    virtual ~AttentionWay() = default;
+    virtual std::string text() const = 0;                            // for the log: "cuDNN 9.19.0, engine 10"
+    virtual std::string choice() const = 0;                          // as a kept choice
+    virtual int64_t scratch_bytes() const = 0;                       // of device_scratch
+    virtual bool run(const AttentionCall& call, Stream stream) = 0;  // false: it cannot run
+};
+using OwnedWay = std::unique_ptr<AttentionWay>;
+
+}  // namespace gpu

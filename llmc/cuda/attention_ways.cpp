@@ -1,0 +1,253 @@
+// attention_ways.cpp: prepares, times, compares and runs the ways of attention_ways.h.
+#include "cuda/attention_ways.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "base/common.h"
+#include "base/device.h"
+#include "cuda/attention_cudnn.h"
+#include "cuda/autotune.h"
+#include "cuda/cuda_check.h"
+
+namespace gpu {
+
+namespace {
+
+AttentionChoice& choice() {
+    static AttentionChoice choice;
+    return choice;
+}
+
+bool is_fixed(AttentionBackend backend) { return choice().backend == backend; }
+bool may_be(AttentionBackend backend) { return is_fixed(AttentionBackend::automatic) || is_fixed(backend); }
+
+struct OwnWay : AttentionWay {
+    const AttentionKernels& kernels;
+    AttentionKey key;
+    OwnWay(const AttentionKernels& kernels, const AttentionKey& key) : kernels(kernels), key(key) {}
+    std::string text() const override { return std::string(kernels.name) + " kernels of ours"; }
+    std::string choice() const override { return kernels.name; }
+    int64_t scratch_bytes() const override { return kernels.scratch_bytes(key); }
+    bool run(const AttentionCall& call, Stream stream) override {
+        kernels.run(call, stream);
+        return true;
+    }
+};
+
+OwnedWay own(const AttentionKernels& kernels, const AttentionKey& key) {
+    return std::make_unique<OwnWay>(kernels, key);
+}
+
+std::string cudnn_reason() { return may_be(AttentionBackend::cudnn) ? cudnn_unavailable() : "cuDNN is not chosen"; }
+
+bool wgmma_is_candidate(const AttentionKey& key) {
+    return is_fixed(AttentionBackend::automatic) && wgmma_attention.reason(key.sizes).empty();
+}
+
+// ---- The chosen way
+
+struct Prepared {
+    OwnedWay way;
+    AttentionChoice options;  // the way was made for these
+    std::string kept;         // and for this choice, "" if there was none
+    bool is_kept = false;     // the way is that of the choice
+    std::string remark = "";  // for the log: why not another way
+    int version = -1;         // gpu::algorithms_version() when the way was chosen
+};
+
+std::map<AttentionKey, Prepared>& prepared() {
+    // Never destroyed: at exit the driver may already be unloaded.
+    static auto& prepared = *new std::map<AttentionKey, Prepared>;
+    return prepared;
+}
+
+std::string choice_key(const AttentionKey& key) {
+    constexpr const char* names[] = {"forward", "backward", "backward, deterministic"};
+    const auto& [B, T, NH, HS] = key.sizes;
+    const std::string ours =
+        wgmma_is_candidate(key) ? format("%s %d; ", wgmma_attention.name, wgmma_attention.version) : "";
+    return format("%s; %s; %sattention %s B %d T %d NH %d HS %d", device_info().name.c_str(), cudnn_version().c_str(),
+                  ours.c_str(), names[int(key.pass)], B, T, NH, HS);
+}
+
+// The way of a kept choice; null if this machine does not offer it.
+OwnedWay chosen_way(const AttentionKey& key, const std::string& kept) {
+    for (const AttentionKernels* kernels : {&wgmma_attention, &mma_attention})
+        if (wgmma_is_candidate(key) && kept.starts_with(std::string(kernels->name) + " ")) return own(*kernels, key);
+    return kept.empty() || !cudnn_reason().empty() ? nullptr : cudnn_chosen_way(key, kept);
+}
+
+// The way without a choice.
+OwnedWay first_way(const AttentionKey& key, std::string& remark) {
+    if (is_fixed(AttentionBackend::mma)) return own(mma_attention, key);
+    if (is_fixed(AttentionBackend::wgmma)) {
+        const std::string reason = wgmma_attention.reason(key.sizes);
+        ENSURE(reason.empty(), "--attention wgmma: %s; give --attention auto", reason.c_str());
+        return own(wgmma_attention, key);
+    }
+    std::string reason = cudnn_reason();
+    OwnedWay way = reason.empty() ? cudnn_first_way(key, choice().part_bytes, reason) : nullptr;
+    ENSURE(way || !is_fixed(AttentionBackend::cudnn), "--attention cudnn: %s; give --attention auto", reason.c_str());
+    if (way) return way;
+    remark = ": " + reason;
+    return own(mma_attention, key);
+}
+
+// Makes the way of the kept choice, or the first way, unless it is there.
+Prepared& prepare(const AttentionKey& key) {
+    Prepared& p = prepared()[key];
+    const std::string kept = choice_for(choice_key(key));
+    if (p.way && p.options == choice() && p.kept == kept) return p;
+    p = {.way = chosen_way(key, kept), .options = choice(), .kept = kept, .version = p.version};
+    p.is_kept = p.way != nullptr;
+    if (!p.way) p.way = first_way(key, p.remark);
+    return p;
+}
+
+// Null if these sizes were not prepared with the current options.
+Prepared* find(const AttentionKey& key) {
+    const auto at = prepared().find(key);
+    return at == prepared().end() || at->second.options != choice() ? nullptr : &at->second;
+}
+
+// ---- Choice by time
+
+int64_t result_elements(const AttentionKey& key) {
+    const auto& [B, T, NH, HS] = key.sizes;
+    return int64_t(B) * T * NH * HS * (key.pass == AttentionPass::forward ? 1 : 3);
+}
+int64_t lse_elements(const AttentionKey& key) {
+    return key.pass == AttentionPass::forward ? int64_t(key.sizes.B) * key.sizes.T * key.sizes.NH : 0;
+}
+
+// Layout of device_scratch where wgmma's results are compared: wgmma's memory, the results of another way, ratios.
+struct Comparison {
+    static constexpr int64_t alignment = 256;
+    int64_t results, lse, ratios, bytes;
+    explicit Comparison(const AttentionKey& key) {
+        results = round_up(wgmma_attention.scratch_bytes(key), alignment);
+        lse = results + round_up(result_elements(key) * int64_t(sizeof(bf16)), alignment);
+        ratios = lse + round_up(lse_elements(key) * int64_t(sizeof(float)), alignment);
+        bytes = ratios + DIFFERENCE_BYTES;
+    }
+};
+
+// The limits of largest_difference. Each way rounds operands (the weights, or their gradients) and results to bf16
+// once. A rounding changes a number by at most 2^-8 of it, and two ways have four. Nothing rounds lse to bf16.
+constexpr float RESULT_LIMIT = 0x1p-6f, LSE_LIMIT = 0x1p-12f;
+
+// Returns why wgmma's results are refused; empty if they agree with those that `other` has computed in this call. A
+// race may show in some runs only, so it computes several times. Results that it leaves unwritten are NaN.
+std::string disagreement(const AttentionCall& call, const AttentionWay& other, AttentionWay& wgmma, Stream stream) {
+    constexpr int runs = 3;
+    const Comparison at(call.key);
+    char* const scratch = static_cast<char*>(device_scratch(at.bytes));
+    bf16* const results = call.dqkv ? call.dqkv : call.out;
+    const int64_t count = result_elements(call.key), lse_count = lse_elements(call.key);
+    const size_t bytes = size_t(count) * sizeof(bf16), lse_bytes = size_t(lse_count) * sizeof(float);
+    const int C = call.key.sizes.NH * call.key.sizes.HS, parts = call.dqkv ? 3 : 1;
+    copy_on_device(scratch + at.results, results, int64_t(bytes), stream);
+    copy_on_device(scratch + at.lse, call.lse, int64_t(lse_bytes), stream);
+    for (int i = 0; i < runs; i++) {
+        CUDA_CHECK(cudaMemsetAsync(results, 0xff, bytes, stream));
+        if (lse_bytes) CUDA_CHECK(cudaMemsetAsync(call.lse, 0xff, lse_bytes, stream));
+        wgmma.run(call, stream);
+        const float ratio = largest_difference(results, reinterpret_cast<const bf16*>(scratch + at.results),
+                                               count / (parts * C), parts, C, scratch + at.ratios, stream);
+        const float lse_ratio = lse_count == 0
+                                    ? 0.0f
+                                    : largest_difference(call.lse, reinterpret_cast<const float*>(scratch + at.lse),
+                                                         lse_count, 1, 1, scratch + at.ratios, stream);
+        if (ratio <= RESULT_LIMIT && lse_ratio <= LSE_LIMIT) continue;
+        return format("; %s refused: differ from %s by %.2g of the norm, lse by %.2g, and may by %.2g and %.2g",
+                      wgmma.text().c_str(), other.text().c_str(), double(ratio), double(lse_ratio),
+                      double(RESULT_LIMIT), double(LSE_LIMIT));
+    }
+    return "";
+}
+
+bool try_run(AttentionWay& way, const AttentionCall& call, Stream stream) {
+    if (way.run(call, stream)) return true;
+    CUDA_CHECK(cudaStreamSynchronize(stream));  // reports an earlier error that is not the way's
+    return false;
+}
+
+// The ways to time on the call's operands, first the one that computes without a choice; none if there is no other.
+// refused: why wgmma is not one of them.
+std::vector<OwnedWay> ways_to_time(const AttentionCall& call, std::string& refused, Stream stream) {
+    std::vector<OwnedWay> ways;
+    if (cudnn_reason().empty()) ways = cudnn_ways(call.key, choice().part_bytes);
+    const bool with_wgmma = wgmma_is_candidate(call.key);
+    if (ways.empty() && with_wgmma) ways.push_back(own(mma_attention, call.key));
+    int64_t bytes = with_wgmma ? Comparison(call.key).bytes : 0;
+    for (const OwnedWay& way : ways) bytes = std::max(bytes, way->scratch_bytes());
+    device_reserve_scratch(bytes);
+    if (!with_wgmma) return ways;
+    const auto other = std::ranges::find_if(ways, [&](const OwnedWay& way) { return try_run(*way, call, stream); });
+    if (other == ways.end()) return ways;
+    OwnedWay wgmma = own(wgmma_attention, call.key);
+    refused = disagreement(call, **other, *wgmma, stream);
+    if (refused.empty()) ways.push_back(std::move(wgmma));
+    return ways;
+}
+
+// Keeps the fastest way.
+void choose_fastest(const AttentionCall& call, Prepared& p, Stream stream) {
+    std::string refused;
+    std::vector<OwnedWay> ways = ways_to_time(call, refused, stream);
+    const std::optional<Fastest> best =
+        fastest(stream, ways.size(), [&](size_t i) { return try_run(*ways[i], call, stream); });
+    if (!best) return;
+    if (best->index > 0) p.remark.clear();
+    p.remark += refused;
+    p.way = std::move(ways[best->index]);
+    keep_choice(choice_key(call.key), p.way->choice(), *best);
+    p.kept = choice_for(choice_key(call.key));
+    p.is_kept = true;
+}
+
+// An upper bound of the scratch memory before the way is made.
+int64_t scratch_limit(const AttentionKey& key) {
+    int64_t bytes = cudnn_reason().empty() ? cudnn_scratch_limit(key, choice().part_bytes) : 0;
+    if (is_fixed(AttentionBackend::wgmma)) bytes = wgmma_attention.scratch_bytes(key);
+    return wgmma_is_candidate(key) ? std::max(bytes, Comparison(key).bytes) : bytes;
+}
+
+}  // namespace
+
+void set_attention(AttentionChoice chosen) { choice() = std::move(chosen); }
+
+AttentionPass attention_backward_pass() {
+    return choice().deterministic ? AttentionPass::deterministic_backward : AttentionPass::backward;
+}
+
+std::string prepare_attention_ways(const AttentionSizes& sizes, bool backward) {
+    const Prepared& forward = prepare({AttentionPass::forward, sizes});
+    std::string text = forward.way->text() + forward.remark;
+    if (!backward) return text;
+    const Prepared& p = prepare({attention_backward_pass(), sizes});
+    return text + "; backward " + p.way->text() + p.remark;
+}
+
+int64_t attention_ways_scratch_bytes(const AttentionSizes& sizes) {
+    const AttentionKey forward{AttentionPass::forward, sizes}, backward{attention_backward_pass(), sizes};
+    const Prepared *f = find(forward), *b = find(backward);
+    if (f) return std::max(f->way->scratch_bytes(), b ? b->way->scratch_bytes() : 0);
+    return std::max(scratch_limit(forward), scratch_limit(backward));
+}
+
+void run_attention(const AttentionCall& call, Stream stream) {
+    Prepared* const p = find(call.key);
+    if (!p) return mma_attention.run(call, stream);
+    if (p->version != algorithms_version() && !is_capturing(stream)) {
+        p->version = algorithms_version();
+        if (!prepare(call.key).is_kept && timing_algorithms()) choose_fastest(call, *p, stream);
+        device_reserve_scratch(p->way->scratch_bytes());
+    }
+    if (!p->way->run(call, stream)) fail(EXIT_INTERNAL, "%s: it refuses to run attention", p->way->text().c_str());
+}
+
+}  // namespace gpu

@@ -1,0 +1,42 @@
+// attention_ways.h: the ways to compute bf16 attention on a GPU, and the choice among them: plans of cuDNN
+// (attention_cudnn.cpp), and two kinds of kernels of ours (attention_kernels.cuh): wgmma for Hopper, mma for every GPU.
+//
+// Without a choice cuDNN's first plan computes, or mma where cuDNN has none. --autotune times the ways on the operands
+// of a call. Of wgmma it first compares the results with those of another way on the same operands, because a kernel
+// that is wrong on some GPU shall cost speed, not weights. AttentionBackend fixes the way.
+#pragma once
+#include <cstdint>
+#include <string>
+
+#include "cuda/attention_way.h"
+#include "ops/ops.h"
+
+namespace gpu {
+
+// Kernels of ours. Tests put others in their place.
+struct AttentionKernels {
+    const char* name;
+    // Part of the keys of choices, so that changed kernels are compared and timed again: raise it with each change.
+    int version;
+    std::string (*reason)(const AttentionSizes& sizes);  // why they cannot run here; empty if they can
+    int64_t (*scratch_bytes)(const AttentionKey& key);
+    void (*run)(const AttentionCall& call, Stream stream);
+};
+extern AttentionKernels wgmma_attention, mma_attention;  // ops.cu
+
+// Makes the ways for these sizes, unless they are there. Returns a description for the log: which ways compute, and
+// why. Refuses a fixed backend that cannot run here. Sizes that were not prepared are computed by mma: making a plan of
+// cuDNN takes up to a second, which is too slow for prompts, each of which has another length, and it is not allowed
+// while a CUDA graph is captured.
+std::string prepare_attention_ways(const AttentionSizes& sizes, bool backward);
+
+// Bytes of device_scratch that the prepared ways use, or an upper bound before the sizes are prepared.
+int64_t attention_ways_scratch_bytes(const AttentionSizes& sizes);
+
+AttentionPass attention_backward_pass();
+void run_attention(const AttentionCall& call, Stream stream);
+
+// Whether this is a GPU of compute capability 9.0, and the program has code with all of its instructions (device.cu).
+bool runs_hopper_code();
+
+}  // namespace gpu
