@@ -12,9 +12,10 @@ data-sheet peak. The prediction divides these by shares of the two speeds that k
 launch. Matmuls also pay for the tiles of their last wave and for other tensors of their epilogue. `--assumptions`
 prints each assumption with its range, its source and the command that measures it.
 
-The launches are those of one rank without recomputation, with master weights and cuDNN's deterministic attention. A
-bias gradient is a kernel of its own, although --autotune may choose cuBLASLt's epilogue for it. bench_ops has the same
-operations, calls, bytes and FLOPs: `ledger.py --operations` and `bench_ops --list` print the same lines.
+The launches are those of one rank without recomputation, with master weights and cuDNN's deterministic attention, or,
+with --attention wgmma, our kernels for Hopper. A bias gradient is a kernel of its own, although --autotune may choose
+cuBLASLt's epilogue for it. bench_ops has the same operations, calls, bytes and FLOPs: `ledger.py --operations` and
+`bench_ops --list` print the same lines.
 """
 import argparse
 import math
@@ -96,6 +97,11 @@ ASSUMPTIONS = {
                                     "TFLOP/s on H200; 288 on H100 (FlashAttention-3 paper, figure 5)"),
     "attention_backward": Assumption(0.225, 0.20, 0.25, OPS + " --op attention_backward", "deterministic, which stores "
                                      "dS: 221 and 224 TFLOP/s on H200; about 255 with --deterministic off"),
+    "attention_forward by wgmma": Assumption(0.41, 0.37, 0.47, "bench_ops --attention wgmma --op attention_forward",
+                                             "predicted from the kernel's instructions, never timed: 0.22 to 0.28 ms a "
+                                             "layer of 124M, B 64"),
+    "attention_backward by wgmma": Assumption(0.45, 0.33, 0.53, "bench_ops --attention wgmma --op attention_backward",
+                                              "predicted the same way, never timed: 0.49 to 0.80 ms a layer"),
     "attention, no Hopper": Assumption(0.35, 0.3, 0.5, OPS, "an estimate: FlashAttention-2 has 0.50 to 0.73 of an A100 "
                                        "(its paper), less with 64 channels and T 1024"),
     "attention fp32": Assumption(0.15, 0.1, 0.3, OPS, "an estimate: our own kernels on the FMA units, never timed"),
@@ -196,6 +202,7 @@ class Shape:
     logit_rows: int
     ranks: int = 1  # with ZeRO-1
     muon: bool = False
+    wgmma: bool = False  # attention by our kernels for Hopper
 
     def __post_init__(self):
         self.N = self.B * self.T
@@ -289,9 +296,13 @@ def cast(s, phase, operation, elements, calls, what, copies, amax=False):
 
 
 def attention(s, phase, moved, flop, launches=1, extra=0.0):
-    """moved: tensors of N x C elements. flop: for each causal pair of tokens and channel."""
+    """moved: tensors of N x C elements. flop: for each causal pair of tokens and channel. Our kernel for Hopper is one
+    launch, and stores no gradients of scores."""
     name = "attention_" + phase
-    yield Launch(phase, name, name, "attention", s.L * s.micro_steps, moved * s.element * s.N * s.C + extra,
+    kernels = name + " by wgmma" * s.wgmma
+    if s.wgmma:
+        launches, extra = 1, 0.0
+    yield Launch(phase, name, kernels, "attention", s.L * s.micro_steps, moved * s.element * s.N * s.C + extra,
                  flop * 0.5 * s.N * s.T * s.C, launches, extra, s.dtype)
 
 
@@ -483,7 +494,7 @@ def read_measured(path, model, s, gpu):
         found = [r for r in results.read_lines(path) if r.get("bench") in ("ops", "step")]
     except (OSError, ValueError) as error:
         fail(f"{path}: {error}")
-    variant = "--optimizer muon" if s.muon else ""
+    variant = " ".join(["--attention wgmma"] * s.wgmma + ["--optimizer muon"] * s.muon)
     same = [r for r in found if (r["model"], r["dtype"], r["B"], r["T"]) == (model, s.dtype, s.B, s.T)
             and device_row(r["device"]) == gpu.name and r.get("variant", "") == variant]
     if not same:
@@ -552,7 +563,8 @@ def summary(launches, s, gpu):
 
 def describe(s, gpu):
     return (f"{s.L} layers, {s.NH} heads, {s.C} channels, vocabulary {s.V} ({s.Vp} in memory), {s.precision}, "
-            f"{'Muon, ' * s.muon}B {s.B}, T {s.T}, {s.micro_steps} micro-step{'s' * (s.micro_steps > 1)}, "
+            f"{'Muon, ' * s.muon}{'attention by wgmma, ' * s.wgmma}"
+            f"B {s.B}, T {s.T}, {s.micro_steps} micro-step{'s' * (s.micro_steps > 1)}, "
             f"{s.ranks} GPU{'s' * (s.ranks > 1)}, {gpu.title}: {gpu.sms} SMs, {gpu.memory:,} GB/s")
 
 
@@ -639,6 +651,7 @@ def arguments(args):
     add("--micro-steps", type=int, default=1, help="micro-batches of a step [1]")
     add("--precision", default="bf16", choices=PRECISIONS, help="fp8: of the layers' matmuls [bf16]")
     add("--optimizer", default="adamw", choices=("adamw", "muon"), help="muon: on one GPU [adamw]")
+    add("--attention", default="cudnn", choices=("cudnn", "wgmma"), help="wgmma: our kernels for Hopper [cudnn]")
     add("--logit-rows", type=int, help="tokens whose logits are in memory at a time [65536]; bench_ops on a CPU: 2048",
         default=int(in_source("llmc/cuda/ops.cu", r"preferred_logit_rows\(\) { return (\d+)")[0]))
     add("--measured", metavar="FILE", help="results of bench_ops --json: their times stand beside the predictions")
@@ -656,9 +669,11 @@ def shape_of(a):
             fail(f"--{name.replace('_', '-')} {getattr(a, name)} must be at least 1")
     if a.optimizer == "muon" and a.ranks > 1:
         fail(f"--ranks {a.ranks}: --optimizer muon is predicted for one GPU; try --ranks 1")
+    if a.attention == "wgmma" and (a.precision == "fp32" or not GPUS[a.gpu].hopper):
+        fail("--attention wgmma is bf16 on Hopper; try --gpu h200 --precision bf16")
     max_T, L, NH, C = MODELS[a.model]
     return Shape(L, NH, C, max(max_T, a.seq_len), a.vocab_size, a.micro_batch, a.seq_len, a.precision, a.micro_steps,
-                 a.logit_rows, a.ranks, a.optimizer == "muon")
+                 a.logit_rows, a.ranks, a.optimizer == "muon", a.attention == "wgmma")
 
 
 def print_assumptions():
