@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# gpu_pass.sh [-o FOLDER] [first|second|further|STAGE]...: tests and measures everything that needs a real GPU, in
+# gpu_pass.sh [-o FOLDER] [first|second|hopper|further|STAGE]...: tests and measures all that needs a real GPU, in
 # stages. Without a name it runs all of them. A machine that is lent for 15 minutes is used in two calls, `first` and
 # `second`, with two starts of up to two minutes beside them. The second machine may be a new one.
 #
@@ -10,7 +10,7 @@
 #   build      130   the programs and the tests
 #   test        90   all kernel tests and test_gpt2cu, eight at a time
 #   bench       60   every operation of 124M at B 64
-#   options     60   whole steps with --deterministic off, --cudnn off and --autotune off
+#   options     60   whole steps with --deterministic off, --autotune off and --attention mma
 #   graphs      60   124M for 40 steps with and without CUDA graphs: the same losses
 #
 # second: 240
@@ -21,9 +21,14 @@
 #   d48         20   a step of 1558M
 #   memcheck    20   compute-sanitizer on a tiny run and the kernel tests
 #
+# hopper: 400, in a call of its own
+#   wgmma      200   our attention for Hopper: right, alone and under compute-sanitizer
+#   ways        70   attention of 124M by cuDNN, by wgmma, by mma, and by what --autotune chooses
+#   steps      130   124M trained with wgmma and with cuDNN, with power and clock: the same losses
+#
 # further: 1690
 #   llmc       120   124M in llm.c, and again here
-#   train      300   runs repeated, resumed, with recomputation, without cuDNN; compared with the CPU; 124M, 300 steps
+#   train      300   runs repeated, resumed, with recomputation, by mma; compared with the CPU; 124M, 300 steps
 #   two_gpus   120   two ranks, if there are two GPUs
 #   sweep      220   124M with other micro-batches, in FP8 and fp32; every operation of 1558M
 #   curve      210   124M in PyTorch with the same weights and tokens: the same losses
@@ -54,10 +59,10 @@ table=$(awk '/^# [a-z]+: / { group = $2; sub(":", "", group) } /^#   [a-z0-9_]+ 
     dev/gpu_pass.sh)
 out=out/gpu_pass
 if [ "${1:-}" = -o ]; then out=$2 && shift 2; fi
-if [ $# = 0 ]; then set -- first second further; fi
+if [ $# = 0 ]; then set -- first second hopper further; fi
 for name in "$@"; do
     if ! grep -qE "(^| )$name " <<<"$table"; then
-        printf 'gpu_pass.sh: no stage %s; there are first, second, further, and\n%s\n' "$name" "$table" >&2
+        printf 'gpu_pass.sh: no stage %s; there are first, second, hopper, further, and\n%s\n' "$name" "$table" >&2
         exit 2
     fi
 done
@@ -83,18 +88,19 @@ export XDG_CACHE_HOME=${XDG_CACHE_HOME:-$out/cache}
 
 # The models and their steps.
 small=(--layers 6 --heads 6 --channels 384 --seq-len 256 --micro-batch 8 --global-batch 4096 --lr 1e-3 --warmup 20)
-d12=(--model d12) d48=(--model d48) layer=(--layers 1 --heads 12 --channels 768)
+d12=(--model d12) d48=(--model d48) layer=(--layers 1 --heads 12 --channels 768) hopper=("${d12[@]}")
 B=64 T=1024 V=50257 batch=131072 vocabulary=4096 large=d48 large_B=16
-steps=200 few=20 d12_steps=300 graph_steps=40 curve_steps=150 d48_steps=5
+steps=200 few=20 d12_steps=300 graph_steps=40 hopper_steps=100 curve_steps=150 d48_steps=5
 if [ "${SHAPES:-}" = tiny ]; then
     small=(--layers 1 --heads 2 --channels 32 --seq-len 16 --micro-batch 2 --global-batch 64 --lr 1e-2 --warmup 2)
     d12=(--layers 2 --heads 2 --channels 32) d48=("${d12[@]}") layer=("${d12[@]}")
+    hopper=(--layers 1 --heads 1 --channels 64)
     B=2 T=16 V=384 batch=64 vocabulary=320 large=d12 large_B=2
-    steps=6 few=3 d12_steps=2 graph_steps=6 curve_steps=4 d48_steps=2
+    steps=6 few=3 d12_steps=2 graph_steps=6 hopper_steps=3 curve_steps=4 d48_steps=2
 fi
 quiet=(--sample-every 0 --checkpoint-every 0)
 quick=("${quiet[@]}" --vocab-size "$V" --seq-len "$T" --micro-batch "$B" --global-batch 0 --warmup 1 --val-every 0)
-small+=("${quiet[@]}") d12+=("${quick[@]}") d48+=("${quick[@]}") layer+=("${quick[@]}")
+small+=("${quiet[@]}") d12+=("${quick[@]}") d48+=("${quick[@]}") layer+=("${quick[@]}") hopper+=("${quick[@]}")
 
 say() { echo "$*" | tee -a "$out/summary.txt"; }
 fail() { say "FAIL $*" && echo "$*" >>"$failures"; }
@@ -137,8 +143,9 @@ write_results() {
         { head -c 50000 "$log" && printf '\n[the middle is left out]\n' && tail -c 50000 "$log"; } >"$log.cut"
         mv "$log.cut" "$log"
     done
-    (cd "$out" && find . -maxdepth 3 \( -name '*.log' -o -name '*.jsonl' -o -name results.md -o -name summary.txt \
-        -o -name algorithms.txt \) -print0 | tar --null -T - -caf new.$archive && mv new.$archive $archive)
+    (cd "$out" && find . -maxdepth 3 \( -name '*.log' -o -name '*.csv' -o -name '*.jsonl' -o -name results.md \
+        -o -name summary.txt -o -name algorithms.txt \) -print0 |
+        tar --null -T - -caf new.$archive && mv new.$archive $archive)
 }
 
 # A status from 124 on says that a program or its libraries are not there, or that it hangs.
@@ -175,13 +182,13 @@ ops() {
     done
 }
 bench() { ops d12 $B bf16; }
-options() { for option in deterministic cudnn autotune; do ops d12 $B "bf16 --op=step --$option=off"; done; }
+options() { ops d12 $B "bf16 --op=step --"{deterministic=off,autotune=off,attention=mma}; }
 # 100000 MiB is more than all of dS.
 parts() { for size in 50 128 256 100000; do ops d12 $B "bf16 --op=attention_backward --ds-part-mib=$size"; done; }
 d48() { ops $large $large_B "bf16 --op=step" || ops $large $((large_B / 2)) "bf16 --op=step"; }  # 80 GB may not do
 sweep() {
     for size in 16 32 48 96 128; do ops d12 $size "bf16 --op=step"; done
-    ops d12 64 "bf16 --cudnn=off" "fp8 --op=step"
+    ops d12 64 "bf16 --attention=mma" "fp8 --op=step"
     ops d12 16 fp32
     ops d48 16 bf16 "fp8 --op=step"
     for size in 4 8; do ops d48 $size "bf16 --op=step"; done
@@ -210,17 +217,22 @@ profile() {
         --section LaunchStats --section WarpStateStats --section MemoryWorkloadAnalysis "${step[@]}"
 }
 
-# Under compute-sanitizer a program takes ten to a hundred times as long, mostly on the CPU, so eight run at a time.
-sanitize() {
-    if ! command -v compute-sanitizer >/dev/null; then say "no compute-sanitizer here" && return; fi
-    local tool=$1
+# has_sanitizer TOOL: whether compute-sanitizer is here; `under` becomes its command for a tool.
+has_sanitizer() {
+    if ! command -v compute-sanitizer >/dev/null; then say "no compute-sanitizer here" && return 1; fi
     # --report-api-errors no: a test asks for a petabyte on purpose, and libraries try calls that may fail.
-    local under=(env OMP_NUM_THREADS=2 compute-sanitizer --tool "$tool" --error-exitcode 9 --report-api-errors no)
-    if [ "$tool" != memcheck ]; then
+    under=(env OMP_NUM_THREADS=2 compute-sanitizer --tool "$1" --error-exitcode 9 --report-api-errors no)
+    if [ "$1" != memcheck ]; then
         for name in $(awk '!/^#/ { sub(/<.*/, "", $2); print $2 }' dev/cuda_budget.txt | sort -u); do
             under+=(--kernel-name "kns=$name")
         done
     fi
+}
+
+# Under compute-sanitizer a program takes ten to a hundred times as long, mostly on the CPU, so eight run at a time.
+sanitize() {
+    local tool=$1
+    has_sanitizer "$tool" || return
     tokens
     run "$tool-train" "${under[@]}" ./train_gpt2cu "${data[@]}" --layers 2 --heads 2 --channels 128 --seq-len 64 \
         --micro-batch 2 --global-batch 256 --steps 3 --val-every 2 --val-tokens 256 --sample-every 0 --warmup 1 \
@@ -266,6 +278,41 @@ graphs() {
     claim "a run without CUDA graphs has the same losses" same_losses d12-graph d12-no-graph $graph_steps
 }
 
+wgmma() {
+    local tests=("$bin/test_gpu_attention_wgmma" "$bin/test_gpu_attention_ways") tool program
+    need "${tests[@]}"
+    for program in "${tests[@]}"; do run "$(basename "$program")" "$program"; done
+    for tool in memcheck racecheck; do
+        has_sanitizer $tool || return
+        for program in "${tests[@]}"; do run "$tool-$(basename "$program")" "${under[@]}" "$program" & done
+    done
+    wait
+}
+
+ways() {
+    local passes="--op=attention_forward --op=attention_backward"
+    ops d12 $B "bf16 $passes --attention="{cudnn,wgmma,mma,auto}
+}
+
+# The power limit decides the speed of a step, so power and clock are logged, and the two take turns.
+steps() {
+    tokens
+    local way name log power
+    for name in wgmma cudnn wgmma-again cudnn-again; do
+        way=${name%-again} log=$out/power-$name.csv
+        nvidia-smi --query-gpu=timestamp,power.draw.instant,clocks.sm,clocks_event_reasons.active --format=csv \
+            --loop-ms=50 >"$log" 2>&1 &
+        power=$!
+        train_run "d12-$name" "${hopper[@]}" --steps "$hopper_steps" --attention "$way"
+        kill $power 2>/dev/null
+        wait $power
+        say "$(awk -F', *' '$2 + 0 > 300 { watts += $2; clock += $3; n++ }
+            END { print n + 0, "busy samples, means", watts / (n + !n), "W,", clock / (n + !n), "MHz" }' "$log")"
+    done
+    claim "two runs by wgmma have the same losses" same_losses d12-wgmma d12-wgmma-again $hopper_steps
+    claim "by wgmma and by cuDNN the losses agree within 1 %" near_losses d12-wgmma d12-cudnn $hopper_steps 0.01
+}
+
 # On two GPUs: ranks by NCCL have the same losses, bit for bit, as one rank, with every --zero. With layers split
 # between the GPUs the sums have another order. Also the speed.
 two_gpus() {
@@ -300,7 +347,7 @@ train() {
     claim "a resumed run has the same losses as one that was not interrupted" same_losses small small-resumed $steps
     train_run small-recompute "${short[@]}" --recompute layer
     claim "a run with --recompute layer has the same losses" same_losses small small-recompute $few
-    train_run small-hand-written "${short[@]}" --cudnn off
+    train_run small-hand-written "${short[@]}" --attention mma
     claim "with our attention instead of cuDNN's the losses agree within 1 %" \
         near_losses small small-hand-written $few 0.01
     train_run small-fp8 "${short[@]}" --precision fp8
@@ -359,7 +406,7 @@ torch() { ops d12 $B "bf16 --op=step"; torch_runs d12:64; }
 llmc() { ops d12 $B "bf16 --op=step"; llmc_runs d12:64; }
 models() {
     for each in d24:32 d36:16 d48:16; do
-        ops "${each%:*}" "${each#*:}" "bf16 --op=step"{,\ --autotune=off,\ --deterministic=off,\ --cudnn=off}
+        ops "${each%:*}" "${each#*:}" "bf16 --op=step"{,\ --autotune=off,\ --deterministic=off,\ --attention=mma}
     done
     torch_runs d24:32 d36:16 d48:8
     llmc_runs d24:32 d36:16 d48:8
