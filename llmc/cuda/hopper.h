@@ -91,8 +91,8 @@ __device__ __forceinline__ void fence_mbarrier_init() {
 __device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(simt::shared_address(barrier)) : "memory");
 }
-// At the barrier of another block. It does not order this thread's accesses, for which `.release.cluster` would wait: its
-// MEMBAR took a third of a GEMM's time on an H200. Operands of wgmma and TMA need no such order.
+// At the barrier of another block. It does not order this thread's accesses, for which `.release.cluster` would wait:
+// its MEMBAR took a third of a GEMM's time on an H200. Operands of wgmma and TMA need no such order.
 __device__ __forceinline__ void mbarrier_arrive_at(uint64_t* barrier, int block) {
     asm volatile(
         "{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;\n"
