@@ -1,5 +1,5 @@
 // attention_wgmma_backward.cuh: backward of causal attention in bf16 for Hopper (sm_90a), for heads of 64 and 128
-// channels, in one kernel without atomics: the same input gives the same bits.
+// channels. The same input gives the same bits.
 //
 // A tile is a block of 128 keys n and a block of queries m that sees it (' : transposed, rows are keys):
 //   S' = K Q'   dP' = V dO'   P' = 2^(scale2 S' - lse2)   dS' = P' (dP' - delta)
@@ -23,13 +23,14 @@
 #include "cuda/hopper.h"
 
 struct BackwardArgs {
-    int heads, NH, T;  // heads: B * NH
+    int heads, NH, T;         // heads: B * NH
+    int whole_heads, shares;  // the other heads are shared by so many thread blocks each
     int key_blocks, query_blocks;
     float scale;
     const float* lse;             // (B, NH, T)
-    float* column_sums;           // (B, 8 warps, 3, NH, HS), of the rows that a warp stores to dqkv; or null
+    float* column_sums;           // (gridDim.x, 8 warps, 3, NH, HS), of a warp's rows of dqkv; or null
     float* dq;                    // (gridDim.x, query_blocks, 2 warpgroups, 8, 128 threads, 4)
-    QueryStatistics* statistics;  // (gridDim.x, query_blocks, QUERIES), in the order of publish_statistics
+    QueryStatistics* statistics;  // (gridDim.x, query_blocks, QUERIES)
 };
 
 // The shared memory of a block, in bytes. Tiles have a box of TMA, 64 rows of 64 channels, after the other: first
@@ -95,33 +96,62 @@ struct WgmmaBackward {
 // The tiles of a thread block in their order: of each of its heads the blocks of keys n, and of each of these the
 // blocks of queries m that see it, forwards and backwards in turn, because the last ones are in the L2 cache. Where
 // forwards becomes backwards, the queries of the tile before are used again.
+//
+// The last heads, too few for all thread blocks, are shared: each by args.shares thread blocks. Of every `shares`
+// blocks of keys, share s takes the one after s others, and of the next ones the one before s others, so that all have
+// about as many tiles.
 template <int HS>
 struct BackwardTile {
     static constexpr int BLOCKS_OF_QUERIES = WgmmaBackward<HS>::BLOCKS_OF_QUERIES;
-    int head = int(blockIdx.x), n = 0, m = 0;
+    int head, n, m, share = 0;
+    bool backwards = false;
     // Of the tile, and of its keys and queries among those that are loaded.
     int number = 0, keys_number = 0, queries_number = 0;
+
+    __device__ explicit BackwardTile(const BackwardArgs& args) { start(int(blockIdx.x), args); }
+    __device__ bool exists(const BackwardArgs& args) const { return head < args.heads; }
+    __device__ bool is_shared(const BackwardArgs& args) const { return head >= args.whole_heads; }
+    // The first tile of a head, or of the thread block's part of a shared head.
+    __device__ void start(int whole_head, const BackwardArgs& args) {
+        const int shared_heads = args.heads - args.whole_heads;
+        head = whole_head;
+        if (whole_head >= args.whole_heads) {
+            head = args.heads;
+            if (int(blockIdx.x) < shared_heads * args.shares) {
+                head = args.whole_heads + int(blockIdx.x) % shared_heads;
+                share = int(blockIdx.x) / shared_heads;
+            }
+        }
+        n = share;
+        m = n * BLOCKS_OF_QUERIES;
+        backwards = false;
+    }
 
     __device__ bool is_at(bool end, const BackwardArgs& args) const {
         return m == (end ? args.query_blocks - 1 : n * BLOCKS_OF_QUERIES);
     }
-    __device__ bool has_new_keys(const BackwardArgs& args) const { return is_at(n % 2 == 1, args); }
+    __device__ bool has_new_keys(const BackwardArgs& args) const { return is_at(backwards, args); }
+    __device__ bool ends_keys(const BackwardArgs& args) const { return is_at(!backwards, args); }
     // Else they are those of the tile before.
-    __device__ bool has_new_queries(const BackwardArgs& args) const { return n % 2 == 0 || !has_new_keys(args); }
-    __device__ bool ends_keys(const BackwardArgs& args) const { return is_at(n % 2 == 0, args); }
-    // The mask cuts the tile, and its queries see no later keys.
-    __device__ bool is_diagonal() const { return m < (n + 1) * BLOCKS_OF_QUERIES; }
+    __device__ bool has_new_queries(const BackwardArgs& args) const { return !(backwards && has_new_keys(args)); }
+    // The first keys of the head for this thread block. All queries that see any others see them.
+    __device__ bool has_first_keys() const { return n == share; }
+    __device__ bool is_diagonal() const { return m < (n + 1) * BLOCKS_OF_QUERIES; }  // the mask cuts the tile
+    __device__ bool completes_queries(const BackwardArgs& args) const { return is_diagonal() && !is_shared(args); }
     __device__ BackwardTile next(const BackwardArgs& args) const {
         BackwardTile t = *this;
-        const bool new_keys = ends_keys(args), new_head = new_keys && n + 1 == args.key_blocks;
         t.number++;
-        t.keys_number += new_keys;
-        t.head += new_head ? int(gridDim.x) : 0;
-        t.n = new_head ? 0 : n + new_keys;
-        if (!new_keys)
-            t.m += n % 2 ? -1 : 1;
-        else
-            t.m = t.n % 2 ? args.query_blocks - 1 : t.n * BLOCKS_OF_QUERIES;
+        if (!ends_keys(args)) {
+            t.m += backwards ? -1 : 1;
+        } else {
+            const int others = is_shared(args) ? args.shares - 1 - share : 0;
+            t.keys_number++;
+            t.n += 1 + 2 * (backwards ? share : others);
+            t.backwards = !backwards;
+            t.m = t.backwards ? args.query_blocks - 1 : t.n * BLOCKS_OF_QUERIES;
+            if (t.n >= args.key_blocks && is_shared(args)) t.head = args.heads;
+            if (t.n >= args.key_blocks && !is_shared(args)) t.start(head + int(gridDim.x), args);
+        }
         t.queries_number += t.has_new_queries(args);
         return t;
     }
@@ -158,7 +188,7 @@ struct BackwardLoader {
             prefetch(qkv_map, 1, t);
             prefetch(qkv_map, 2, t);
         }
-        if (t.n > 0) return;
+        if (!t.has_first_keys()) return;
         prefetch(qkv_map, 0, t);
         prefetch(dout_map, 0, t);
         prefetch(out_map, 0, t);
@@ -179,13 +209,13 @@ struct BackwardLoader {
     }
     __device__ __forceinline__ void run() const {
         int outs = 0;
-        BackwardTile<HS> ahead;
-        for (BackwardTile<HS> t; t.head < args.heads; t = t.next(args)) {
-            for (; ahead.head < args.heads && ahead.number < t.number + PREFETCHED; ahead = ahead.next(args))
+        BackwardTile<HS> ahead(args);
+        for (BackwardTile<HS> t(args); t.exists(args); t = t.next(args)) {
+            for (; ahead.exists(args) && ahead.number < t.number + PREFETCHED; ahead = ahead.next(args))
                 prefetch_tile(ahead);
             if (t.has_new_keys(args)) load_keys(t);
             if (t.has_new_queries(args)) load_queries(t);
-            if (t.n > 0) continue;
+            if (!t.has_first_keys()) continue;
             mbarrier_wait(shared.out_empty, (outs++ + 1) & 1);
             mbarrier_arrive_expect(shared.out_full, W::QUERY_BYTES);
             load(shared.out(), out_map, 0, t, shared.out_full);
@@ -208,14 +238,6 @@ __device__ __forceinline__ float product_of_rows(const unsigned char* a, const u
     return sum;
 }
 
-template <int HS>
-__device__ __forceinline__ void clear_column_sums(const BackwardArgs& args, int head) {
-    const int rows = head / args.NH * 8, C = args.NH * HS;
-    for (int i = int(threadIdx.x) % WgmmaBackward<HS>::STATISTICS_THREADS; i < 8 * 3 * HS;
-         i += WgmmaBackward<HS>::STATISTICS_THREADS)
-        args.column_sums[int64_t(rows * 3 + i / HS) * C + head % args.NH * HS + i % HS] = 0.0f;
-}
-
 // Two warps put lse2 and delta of each tile's queries into shared memory: a thread every 64th query. They compute them
 // for a head's first keys, and keep them in scratch memory for the others.
 template <int HS>
@@ -223,22 +245,21 @@ __device__ __forceinline__ void publish_statistics(const WgmmaBackward<HS>& shar
     using W = WgmmaBackward<HS>;
     const int thread = int(threadIdx.x) % W::STATISTICS_THREADS;
     int outs = 0;
-    for (BackwardTile<HS> t; t.head < args.heads; t = t.next(args)) {
+    for (BackwardTile<HS> t(args); t.exists(args); t = t.next(args)) {
         if (!t.has_new_queries(args)) continue;
         QueryStatistics* kept = args.statistics + (int64_t(blockIdx.x) * args.query_blocks + t.m) * W::QUERIES + thread;
         const int s = t.queries_number % 2, phase = t.queries_number / 2;
         mbarrier_wait(shared.queries_empty + s, (phase + 1) & 1);
-        if (t.n == 0) {
+        if (t.has_first_keys()) {
             mbarrier_wait(shared.queries_full + s, phase & 1);
             mbarrier_wait(shared.out_full, outs++ & 1);
         }
-        if (args.column_sums && t.n == 0 && t.m == 0) clear_column_sums<HS>(args, t.head);
         bool huge = false;
         UNROLL
         for (int i = 0; i < W::QUERIES; i += W::STATISTICS_THREADS) {
             const int row = thread + i, query = t.m * W::QUERIES + row;
             QueryStatistics own = {};
-            if (t.n > 0) {
+            if (!t.has_first_keys()) {
                 own = kept[i];
             } else {
                 own.lse2 = query < args.T ? args.lse[int64_t(t.head) * args.T + query] * LOG2_E : INFINITY;
@@ -251,7 +272,7 @@ __device__ __forceinline__ void publish_statistics(const WgmmaBackward<HS>& shar
         }
         huge = __any_sync(FULL_MASK, huge);
         if (thread % WARP_SIZE == 0) shared.huge(t.queries_number)[thread / WARP_SIZE] = huge;
-        if (t.n == 0) mbarrier_arrive(shared.out_empty);
+        if (t.has_first_keys()) mbarrier_arrive(shared.out_empty);
         mbarrier_arrive(shared.statistics_full + s);
     }
 }
@@ -388,14 +409,20 @@ struct BackwardConsumer {
     }
 
     // The warp's sums of the columns of dqkv from 2 lane on.
-    __device__ __forceinline__ float* column_sums(const BackwardTile<HS>& t) const {
+    __device__ __forceinline__ float* column_sums() const {
         const int C = args.NH * HS, warp = int(threadIdx.x) / WARP_SIZE - 4;
-        return args.column_sums + int64_t(t.head / args.NH) * 24 * C + unsigned(warp * 3 * C + 2 * lane);
+        return args.column_sums + int64_t(blockIdx.x) * 24 * C + unsigned(warp * 3 * C + 2 * lane);
     }
 
-    // The sums of a warp's columns 2 lane and 2 lane + 1, of 64 with 16 rows. Of 16 sums over two rows each, lanes that
-    // differ in bit 4 exchange a half, then a quarter of them those that differ in bit 3, then bit 2.
-    __device__ __forceinline__ Vec<float, 2> sums_of_columns(const float* x, float factor) const {
+    // Column of dqkv of a channel of part 0, 1 or 2.
+    __device__ __forceinline__ int column_of(const BackwardTile<HS>& t, int part, int channel) const {
+        return (part * args.NH + t.head % args.NH) * HS + channel;
+    }
+
+    // Adds the sums of the columns 2 lane and 2 lane + 1 from `column` on, of 64 in 16 rows of the warp. Of 16 sums
+    // over two rows each, lanes that differ in bit 4 exchange a half, then a quarter of them those that differ in bit
+    // 3, then bit 2.
+    __device__ __forceinline__ void add_column_sums(const float* x, float factor, int column) const {
         float sums[16];
         UNROLL
         for (int i = 0; i < 16; i++) sums[i] = (x[i / 2 * 4 + i % 2] + x[i / 2 * 4 + 2 + i % 2]) * factor;
@@ -408,7 +435,7 @@ struct BackwardConsumer {
                 sums[i] = (high ? second : first) + __shfl_xor_sync(FULL_MASK, high ? first : second, 2 * left);
             }
         });
-        return {{sums[0], sums[1]}};
+        add_l2(column_sums() + column, Vec<float, 2>{{sums[0], sums[1]}});
     }
 
     // Rounds 64 rows, and stores them to part 0, 1 or 2 of dqkv, from row `row` and channel `channel` of the head on.
@@ -420,8 +447,8 @@ struct BackwardConsumer {
         unsigned char* const staging = shared.memory + W::AT_STAGING + group * W::BOX + warp_row * 128;
         UNROLL
         for (int c = 0; c < R; c += 32) {
-            const int column = (part * args.NH + t.head % args.NH) * HS + channel + 2 * c;
-            if (args.column_sums) add_l2(column_sums(t) + column, sums_of_columns(x + c, factor));
+            const int column = column_of(t, part, channel + 2 * c);
+            if (args.column_sums) add_column_sums(x + c, factor, column);
             if (lane == 0) store_wait_read<0>();
             __syncwarp();
             UNROLL
@@ -444,26 +471,28 @@ struct BackwardConsumer {
     // dQ is stored if it is complete, and otherwise added to the sums of the keys before. Nothing waits for the
     // addition.
     __device__ __forceinline__ void keep_or_store(float (&dq)[32], const BackwardTile<HS>& t) const {
+        const int channel = HS == 64 ? 0 : group * 64;
         float* const sums =
             args.dq + int64_t(blockIdx.x) * args.query_blocks * 8192 + unsigned((t.m * 2 + group) * 4096 + thread * 4);
-        if (t.is_diagonal()) {
+        if (t.completes_queries(args)) {
             UNROLL
-            for (int i = 0; i < 8 && t.n > 0; i++) {
+            for (int i = 0; i < 8 && !t.has_first_keys(); i++) {
                 const Vec<float> before = load128_l2(sums + i * 512);
                 UNROLL
                 for (int e = 0; e < 4; e++) dq[4 * i + e] += before[e];
             }
-            store_rows(dq, args.scale, t, 0, t.m * QUERIES + (HS == 64 ? group * 64 : 0), HS == 64 ? 0 : group * 64);
+            store_rows(dq, args.scale, t, 0, t.m * QUERIES + (HS == 64 ? group * 64 : 0), channel);
             return;
         }
         UNROLL
         for (int i = 0; i < 8; i++) {
             const Vec<float> x{{dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]}};
-            if (t.n == 0)
+            if (t.has_first_keys())
                 store128_whole(sums + i * 512, x);
             else
                 add_l2(sums + i * 512, x);
         }
+        if (args.column_sums && t.is_shared(args)) add_column_sums(dq, args.scale, column_of(t, 0, channel));
     }
 
     // Adds the tile's gradients. On entry s is S', on exit that of the next tile, if there is one.
@@ -507,12 +536,12 @@ struct BackwardConsumer {
     // Without a next tile the last one's scores are computed again, and not read: a branch around wgmma would make
     // ptxas serialize.
     __device__ __forceinline__ void run() {
-        BackwardTile<HS> t;
+        BackwardTile<HS> t(args);
         start_scores(t, true);
         wgmma_wait<0>();
         for (bool has_next = true; has_next;) {
             BackwardTile<HS> next = t.next(args);
-            has_next = next.head < args.heads;
+            has_next = next.exists(args);
             if (!has_next) next = t;
             add_tile(t, next, has_next);
             t = next;
@@ -542,31 +571,69 @@ __global__ void __launch_bounds__(WgmmaBackward<HS>::THREADS, 1)
     }
 }
 
+// dq of the shared heads: the sums of all shares, of which share s has the queries from its first keys on.
+//
+// Grid: (query_blocks, shared heads) blocks of 256 threads, which have the elements of the warpgroups above.
+template <int HS>
+__global__ void __launch_bounds__(256) attention_backward_shared_dq_kernel(bf16* dqkv, BackwardArgs args) {
+    using W = WgmmaBackward<HS>;
+    const int m = int(blockIdx.x), group = int(threadIdx.x) / 128, lane = int(threadIdx.x) % WARP_SIZE;
+    const int head = args.whole_heads + int(blockIdx.y), C = args.NH * HS;
+    float dq[32] = {};
+    for (int share = 0; share < args.shares && share * W::BLOCKS_OF_QUERIES <= m; share++) {
+        const int64_t block = share * int(gridDim.y) + int(blockIdx.y);
+        const float* sums =
+            args.dq + (block * args.query_blocks + m) * 8192 + group * 4096 + int(threadIdx.x) % 128 * 4;
+        UNROLL
+        for (int i = 0; i < 8; i++) {
+            const Vec<float> x = load128(sums + i * 512);
+            UNROLL
+            for (int e = 0; e < 4; e++) dq[4 * i + e] += x[e];
+        }
+    }
+    const int row = m * W::QUERIES + (HS == 64 ? group * 64 : 0) + int(threadIdx.x) % 128 / 32 * 16 + lane / 4;
+    const int channel = head % args.NH * HS + (HS == 64 ? 0 : group * 64) + lane % 4 * 2;
+    UNROLL
+    for (int i = 0; i < 16; i++) {  // pairs: two rows of each 8 channels
+        const int t = row + i % 2 * 8;
+        bf16* to = dqkv + (int64_t(head / args.NH) * args.T + t) * 3 * C + channel + i / 2 * 8;
+        if (t < args.T)
+            *reinterpret_cast<uint32_t*>(to) = pack_bf16(dq[2 * i] * args.scale, dq[2 * i + 1] * args.scale);
+    }
+}
+
 // ---- Launch
 
-// Blocks of the grid, and arguments whose pointers are offsets in scratch memory.
+// How the heads are divided into thread blocks, of which the GPU runs `resident` at once.
 template <int HS>
 struct BackwardPlan {
     using W = WgmmaBackward<HS>;
-    int heads, key_blocks, query_blocks, grid;
-    int64_t dq_bytes, statistics_bytes;
+    int heads, key_blocks, query_blocks, shared_heads, shares, grid;
 
     BackwardPlan(int B, int T, int NH)
         : heads(B * NH), key_blocks(ceil_div(T, W::KEYS)), query_blocks(ceil_div(T, W::QUERIES)) {
-        grid = std::min(heads, simt::resident_blocks(attention_backward_wgmma_kernel<HS>, W::THREADS, W::SHARED_BYTES));
-        const int64_t queries = int64_t(grid) * query_blocks * W::QUERIES;
-        dq_bytes = queries * HS * int64_t(sizeof(float));
-        statistics_bytes = queries * int64_t(sizeof(QueryStatistics));
+        const int resident = simt::resident_blocks(attention_backward_wgmma_kernel<HS>, W::THREADS, W::SHARED_BYTES);
+        shared_heads = heads % resident;
+        shares = shared_heads ? std::min(key_blocks, resident / shared_heads) : 1;
+        if (shares == 1) shared_heads = 0;
+        grid = heads - shared_heads ? std::min(heads, resident) : shared_heads * shares;
+    }
+    int64_t dq_bytes() const { return int64_t(grid) * query_blocks * W::QUERIES * HS * int64_t(sizeof(float)); }
+    int64_t bytes() const {
+        return dq_bytes() + int64_t(grid) * query_blocks * W::QUERIES * int64_t(sizeof(QueryStatistics));
     }
 };
 
 // Bytes of scratch memory for launch_attention_backward_wgmma. HS is 64 or 128.
 inline int64_t attention_wgmma_backward_scratch_bytes(int B, int T, int NH, int HS) {
-    const auto bytes = [](const auto& plan) { return plan.dq_bytes + plan.statistics_bytes; };
-    return HS == 64 ? bytes(BackwardPlan<64>(B, T, NH)) : bytes(BackwardPlan<128>(B, T, NH));
+    return HS == 64 ? BackwardPlan<64>(B, T, NH).bytes() : BackwardPlan<128>(B, T, NH).bytes();
+}
+// Rows of column_sums there.
+inline int attention_wgmma_backward_sum_rows(int B, int T, int NH, int HS) {
+    return 8 * (HS == 64 ? BackwardPlan<64>(B, T, NH).grid : BackwardPlan<128>(B, T, NH).grid);
 }
 
-// column_sums, if not null: (B * 8, 3, NH, HS), each row the sums over some rows of dqkv.
+// column_sums, if not null: rows (3, NH, HS), whose sum is the sum of all rows of dqkv.
 template <int HS>
 void launch_attention_backward_wgmma(bf16* dqkv, void* scratch, const bf16* dout, const bf16* out, const float* lse,
                                      const bf16* qkv, int B, int T, int NH, Stream stream,
@@ -577,17 +644,23 @@ void launch_attention_backward_wgmma(bf16* dqkv, void* scratch, const bf16* dout
     const BackwardArgs args{plan.heads,
                             NH,
                             T,
+                            plan.heads - plan.shared_heads,
+                            plan.shares,
                             plan.key_blocks,
                             plan.query_blocks,
                             1.0f / std::sqrt(float(HS)),
                             lse,
                             column_sums,
                             reinterpret_cast<float*>(memory),
-                            reinterpret_cast<QueryStatistics*>(memory + plan.dq_bytes)};
+                            reinterpret_cast<QueryStatistics*>(memory + plan.dq_bytes())};
     const auto map = [&](const bf16* data, int parts, int rows) {
         return simt::tensor_map<bf16, 3>(data, {B, T, int64_t(parts) * NH * HS}, {1, rows, 64});
     };
+    if (column_sums) fill_zero(column_sums, int64_t(plan.grid) * 8 * 3 * NH * HS * int64_t(sizeof(float)), stream);
     simt::launch(attention_backward_wgmma_kernel<HS>, unsigned(plan.grid), W::THREADS, W::SHARED_BYTES, stream,
                  map(qkv, 3, W::BOX_ROWS), map(dout, 1, W::BOX_ROWS), map(out, 1, W::BOX_ROWS),
                  map(dqkv, 3, W::STORED_ROWS), args);
+    if (plan.shared_heads)
+        simt::launch(attention_backward_shared_dq_kernel<HS>,
+                     dim3(unsigned(plan.query_blocks), unsigned(plan.shared_heads)), 256, 0, stream, dqkv, args);
 }
