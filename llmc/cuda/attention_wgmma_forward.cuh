@@ -11,9 +11,9 @@
 // Rows past the last token are loaded as zeros and not stored. As keys they are behind every query that counts.
 //
 // Bound: with 64 channels, 256 queries and 64 keys take 1,024 cycles of the tensor cores, 1,024 of the units for
-// exponentials, and about 930 of the schedulers. A warp alone takes four times as long as its instructions, because most
-// depend on each other. So there are four warps for each scheduler, which leaves them 112 registers. Numerics as in
-// attention_mma.cuh, but for weights of up to 2^8 (raise_max).
+// exponentials, and about 930 of the schedulers. A warp alone takes four times as long as its instructions, because
+// most depend on each other. So there are four warps for each scheduler, which leaves them 112 registers. Numerics as
+// in attention_mma.cuh, but for weights of up to 2^8 (raise_max).
 #pragma once
 #include "cuda/attention_heads.cuh"
 #include "cuda/hopper.h"
