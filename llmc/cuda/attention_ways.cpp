@@ -47,6 +47,12 @@ bool wgmma_is_candidate(const AttentionKey& key) {
     return is_fixed(AttentionBackend::automatic) && wgmma_attention.reason(key.sizes).empty();
 }
 
+const AttentionKernels& fixed_wgmma(const AttentionSizes& sizes) {
+    const std::string reason = wgmma_attention.reason(sizes);
+    ENSURE(reason.empty(), "--attention wgmma: %s; give --attention auto", reason.c_str());
+    return wgmma_attention;
+}
+
 // ---- The chosen way
 
 struct Prepared {
@@ -83,11 +89,7 @@ OwnedWay chosen_way(const AttentionKey& key, const std::string& kept) {
 // The way without a choice.
 OwnedWay first_way(const AttentionKey& key, std::string& remark) {
     if (is_fixed(AttentionBackend::mma)) return own(mma_attention, key);
-    if (is_fixed(AttentionBackend::wgmma)) {
-        const std::string reason = wgmma_attention.reason(key.sizes);
-        ENSURE(reason.empty(), "--attention wgmma: %s; give --attention auto", reason.c_str());
-        return own(wgmma_attention, key);
-    }
+    if (is_fixed(AttentionBackend::wgmma)) return own(fixed_wgmma(key.sizes), key);
     std::string reason = cudnn_reason();
     OwnedWay way = reason.empty() ? cudnn_first_way(key, choice().part_bytes, reason) : nullptr;
     ENSURE(way || !is_fixed(AttentionBackend::cudnn), "--attention cudnn: %s; give --attention auto", reason.c_str());
@@ -212,7 +214,7 @@ void choose_fastest(const AttentionCall& call, Prepared& p, Stream stream) {
 // An upper bound of the scratch memory before the way is made.
 int64_t scratch_limit(const AttentionKey& key) {
     int64_t bytes = cudnn_reason().empty() ? cudnn_scratch_limit(key, choice().part_bytes) : 0;
-    if (is_fixed(AttentionBackend::wgmma)) bytes = wgmma_attention.scratch_bytes(key);
+    if (is_fixed(AttentionBackend::wgmma)) bytes = fixed_wgmma(key.sizes).scratch_bytes(key);
     return wgmma_is_candidate(key) ? std::max(bytes, Comparison(key).bytes) : bytes;
 }
 

@@ -177,9 +177,10 @@ TEST_CASE("--attention fixes the kernels, or says why they cannot run") {
     CHECK(planted.runs == 2);
     CHECK(gpu::algorithms().empty());
     gpu::wgmma_attention.reason = [](const gpu::AttentionSizes&) { return std::string("no"); };
-    CHECK(refusal([] {
-              prepared_text({1, 16, 2, 64});
-          }) == format("%d --attention wgmma: no; give --attention auto", EXIT_USAGE));
+    const std::string refused = format("%d --attention wgmma: no; give --attention auto", EXIT_USAGE);
+    const std::function<void()> plan = [] { gpu::attention_scratch_bytes<bf16>(1, 16, 2, 64); };
+    const std::function<void()> start = [] { prepared_text({1, 16, 2, 64}); };
+    for (const auto& call : {plan, start}) CHECK(refusal(call) == refused);
     gpu::set_attention({});
     computed(true);
     CHECK(planted.runs == 2);
