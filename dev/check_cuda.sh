@@ -71,15 +71,18 @@ for arch in "${archs[@]}"; do
             status=1
         fi
         kernels_of "$arch" "$work/log" >>"$work/table"
-        case $source in
-            llmc/cuda/ops.cu) rules=() ;;
-            */hopper_kernels.cu) rules=(--hopper) ;;
+        case $source:$arch in
+            llmc/cuda/ops.cu:90a) rules=("" --hopper) ;;
+            llmc/cuda/ops.cu:*) rules=("") ;;
+            */hopper_kernels.cu:*) rules=(--hopper) ;;
             *) continue ;;
         esac
-        if ! ./dev/opcodes.py "${rules[@]}" "$work/cubin"; then
-            echo "FAIL  instructions for sm_$arch: see above"
-            status=1
-        fi
+        for rule in "${rules[@]}"; do
+            if ! ./dev/opcodes.py ${rule:+"$rule"} "$work/cubin"; then
+                echo "FAIL  instructions for sm_$arch: see above"
+                status=1
+            fi
+        done
     done
 done
 sort -k1,1V -k2,2 "$work/table" -o "$work/table"
