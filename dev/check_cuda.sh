@@ -72,17 +72,14 @@ for arch in "${archs[@]}"; do
         fi
         kernels_of "$arch" "$work/log" >>"$work/table"
         case $source:$arch in
-            llmc/cuda/ops.cu:90a) rules=("" --hopper) ;;
-            llmc/cuda/ops.cu:*) rules=("") ;;
-            */hopper_kernels.cu:*) rules=(--hopper) ;;
+            llmc/cuda/ops.cu:*) rules=() ;;
+            */attention_hopper.cu:90a | */hopper_kernels.cu:*) rules=(--hopper) ;;
             *) continue ;;
         esac
-        for rule in "${rules[@]}"; do
-            if ! ./dev/opcodes.py ${rule:+"$rule"} "$work/cubin"; then
-                echo "FAIL  instructions for sm_$arch: see above"
-                status=1
-            fi
-        done
+        if ! ./dev/opcodes.py "${rules[@]}" "$work/cubin"; then
+            echo "FAIL  instructions for sm_$arch: see above"
+            status=1
+        fi
     done
 done
 sort -k1,1V -k2,2 "$work/table" -o "$work/table"

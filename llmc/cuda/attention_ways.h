@@ -22,7 +22,7 @@ struct AttentionKernels {
     int64_t (*scratch_bytes)(const AttentionKey& key);
     void (*run)(const AttentionCall& call, Stream stream);
 };
-extern AttentionKernels wgmma_attention, mma_attention;  // ops.cu
+extern AttentionKernels wgmma_attention, mma_attention;  // attention_hopper.cu, ops.cu
 
 // Makes the ways for these sizes, unless they are there. Returns a description for the log: which ways compute, and
 // why. Refuses a fixed backend that cannot run here. Sizes that were not prepared are computed by mma: making a plan of
