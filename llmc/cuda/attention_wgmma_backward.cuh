@@ -223,59 +223,87 @@ struct BackwardLoader {
     }
 };
 
-// The sum of products of a row of two tiles of queries.
-template <int HS>
-__device__ __forceinline__ float product_of_rows(const unsigned char* a, const unsigned char* b, int row) {
-    float sum = 0.0f;
-    UNROLL_BY(1)
-    for (int c = 0; c < HS / 8; c++) {
-        const int at = c / 8 * WgmmaBackward<HS>::QUERIES * 128 + swizzled(row, c % 8);
-        const Vec<bf16> x = load128(reinterpret_cast<const bf16*>(a + at));
-        const Vec<bf16> y = load128(reinterpret_cast<const bf16*>(b + at));
-        UNROLL
-        for (int i = 0; i < x.size; i++) sum += float(x[i]) * float(y[i]);
-    }
-    return sum;
-}
-
 // Two warps put lse2 and delta of each tile's queries into shared memory: a thread every 64th query. They compute them
-// for a head's first keys, and keep them in scratch memory for the others.
+// for a head's first keys, and keep them in scratch memory for the others. What comes from memory is loaded before the
+// wait for the tile, so that the warpgroups do not wait for it, too.
 template <int HS>
-__device__ __forceinline__ void publish_statistics(const WgmmaBackward<HS>& shared, const BackwardArgs& args) {
+struct BackwardStatistics {
     using W = WgmmaBackward<HS>;
-    const int thread = int(threadIdx.x) % W::STATISTICS_THREADS;
-    int outs = 0;
-    for (BackwardTile<HS> t(args); t.exists(args); t = t.next(args)) {
-        if (!t.has_new_queries(args)) continue;
-        QueryStatistics* kept = args.statistics + (int64_t(blockIdx.x) * args.query_blocks + t.m) * W::QUERIES + thread;
-        const int s = t.queries_number % 2, phase = t.queries_number / 2;
-        mbarrier_wait(shared.queries_empty + s, (phase + 1) & 1);
-        if (t.has_first_keys()) {
-            mbarrier_wait(shared.queries_full + s, phase & 1);
-            mbarrier_wait(shared.out_full, outs++ & 1);
+    static constexpr int ROWS = W::QUERIES / W::STATISTICS_THREADS;
+    const W& shared;
+    const BackwardArgs& args;
+    int thread;
+    QueryStatistics own[ROWS];
+
+    __device__ BackwardStatistics(const W& shared, const BackwardArgs& args)
+        : shared(shared), args(args), thread(int(threadIdx.x) % W::STATISTICS_THREADS) {}
+
+    __device__ __forceinline__ QueryStatistics* kept(const BackwardTile<HS>& t) const {
+        return args.statistics + (int64_t(blockIdx.x) * args.query_blocks + t.m) * W::QUERIES + thread;
+    }
+    __device__ __forceinline__ void load(const BackwardTile<HS>& t) {
+        const float* const lse = args.lse + int64_t(t.head) * args.T;
+        UNROLL
+        for (int i = 0; i < ROWS; i++) {
+            const int row = i * W::STATISTICS_THREADS, query = t.m * W::QUERIES + thread + row;
+            if (!t.has_first_keys())
+                own[i] = kept(t)[row];
+            else
+                own[i].lse2 = query < args.T ? lse[query] * LOG2_E : INFINITY;
         }
+    }
+    // The sums of products of rows of O and dO.
+    __device__ __forceinline__ void compute_delta(const BackwardTile<HS>& t) {
+        UNROLL
+        for (int i = 0; i < ROWS; i++) own[i].delta = 0.0f;
+        UNROLL_BY(1)
+        for (int c = 0; c < HS / 8; c++) {
+            Vec<bf16> x[ROWS], y[ROWS];
+            UNROLL
+            for (int i = 0; i < ROWS; i++) {
+                const int at = c / 8 * W::QUERIES * 128 + swizzled(thread + i * W::STATISTICS_THREADS, c % 8);
+                x[i] = load128(reinterpret_cast<const bf16*>(shared.out() + at));
+                y[i] = load128(reinterpret_cast<const bf16*>(shared.douts(t.queries_number) + at));
+            }
+            UNROLL
+            for (int i = 0; i < ROWS; i++) {
+                UNROLL
+                for (int e = 0; e < x[i].size; e++) own[i].delta += float(x[i][e]) * float(y[i][e]);
+            }
+        }
+        UNROLL
+        for (int i = 0; i < ROWS; i++) kept(t)[i * W::STATISTICS_THREADS] = own[i];
+    }
+    __device__ __forceinline__ void publish(const BackwardTile<HS>& t) const {
         bool huge = false;
         UNROLL
-        for (int i = 0; i < W::QUERIES; i += W::STATISTICS_THREADS) {
-            const int row = thread + i, query = t.m * W::QUERIES + row;
-            QueryStatistics own = {};
-            if (!t.has_first_keys()) {
-                own = kept[i];
-            } else {
-                own.lse2 = query < args.T ? args.lse[int64_t(t.head) * args.T + query] * LOG2_E : INFINITY;
-                own.delta = product_of_rows<HS>(shared.out(), shared.douts(t.queries_number), row);
-                kept[i] = own;
-            }
-            shared.lse2(t.queries_number)[row] = own.lse2;
-            shared.delta(t.queries_number)[row] = own.delta;
-            huge = huge || (own.lse_is_huge() && own.lse2 < INFINITY);
+        for (int i = 0; i < ROWS; i++) {
+            const int row = thread + i * W::STATISTICS_THREADS;
+            shared.lse2(t.queries_number)[row] = own[i].lse2;
+            shared.delta(t.queries_number)[row] = own[i].delta;
+            huge = huge || (own[i].lse_is_huge() && own[i].lse2 < INFINITY);
         }
         huge = __any_sync(FULL_MASK, huge);
         if (thread % WARP_SIZE == 0) shared.huge(t.queries_number)[thread / WARP_SIZE] = huge;
-        if (t.has_first_keys()) mbarrier_arrive(shared.out_empty);
-        mbarrier_arrive(shared.statistics_full + s);
     }
-}
+    __device__ __forceinline__ void run() {
+        int outs = 0;
+        for (BackwardTile<HS> t(args); t.exists(args); t = t.next(args)) {
+            if (!t.has_new_queries(args)) continue;
+            const int s = t.queries_number % 2, phase = t.queries_number / 2;
+            load(t);
+            mbarrier_wait(shared.queries_empty + s, (phase + 1) & 1);
+            if (t.has_first_keys()) {
+                mbarrier_wait(shared.queries_full + s, phase & 1);
+                mbarrier_wait(shared.out_full, outs++ & 1);
+                compute_delta(t);
+                mbarrier_arrive(shared.out_empty);
+            }
+            publish(t);
+            mbarrier_arrive(shared.statistics_full + s);
+        }
+    }
+};
 
 // d = A B', for 64 rows of A and all rows of B, which have HS channels.
 template <int HS, int R>
@@ -563,7 +591,7 @@ __global__ void __launch_bounds__(WgmmaBackward<HS>::THREADS, 1)
         if (warp < 4) {
             give_registers<40>();
             if (warp == 0 && elect_one()) BackwardLoader<HS>{shared, &qkv_map, &dout_map, &out_map, args}.run();
-            if (warp >= 2) publish_statistics(shared, args);
+            if (warp >= 2) BackwardStatistics<HS>(shared, args).run();
         } else {
             take_registers<232>();
             BackwardConsumer<HS>(shared, args, &dqkv_map).run();
