@@ -20,14 +20,15 @@ using gpu::AttentionCall;
 static const gpu::AttentionSizes sizes{2, 70, 2, 64};
 static constexpr int64_t C = 128, tokens = 140;
 
-// What the test's kernels do besides computing as mma does.
+static const gpu::AttentionKernels mma = gpu::mma_attention, wgmma = gpu::wgmma_attention;
+
+// What the test's kernels compute, and the time that they take.
 struct Planted {
-    void (*spoil)(const AttentionCall& call, Stream stream) = nullptr;
+    std::function<void(const AttentionCall& call, Stream stream)> compute = mma.run;
     float ms = 1.0f, mma_ms = 4.0f;
     int runs = 0, mma_runs = 0;
 };
 static Planted planted;
-static const gpu::AttentionKernels mma = gpu::mma_attention, wgmma = gpu::wgmma_attention;
 
 // The test's kernels, on every GPU, and no choices. Without cuDNN in the emulator mma is the other way.
 struct WithPlanted {
@@ -42,8 +43,7 @@ struct WithPlanted {
         gpu::wgmma_attention = {"wgmma", 1, [](const gpu::AttentionSizes&) { return std::string(); }, mma.scratch_bytes,
                                 [](const AttentionCall& call, Stream stream) {
                                     planted.runs++;
-                                    mma.run(call, stream);
-                                    if (planted.spoil) planted.spoil(call, stream);
+                                    planted.compute(call, stream);
                                     take_time(planted.ms, stream);
                                 }};
         gpu::set_attention({});
@@ -88,49 +88,61 @@ static void set_bytes(T* to, int value, size_t count, Stream stream) {
     check_cuda(cudaMemsetAsync(to, value, count * sizeof(T), stream));
 }
 
-static bool is_forward(const AttentionCall& call) { return call.key.pass == gpu::AttentionPass::forward; }
+// A fault of one pass: what happens after a right computation, or in place of it.
+struct Fault {
+    const char* what;
+    bool in_forward;
+    void (*spoil)(const AttentionCall& call, Stream stream);
+    bool computes = true;
+};
+static const Fault faults[] = {
+    {"a row of a head is wrong", true, [](const AttentionCall& c, Stream s) { set_bytes(c.out + 77 * C, 0, 64, s); }},
+    {"an element is NaN", true, [](const AttentionCall& c, Stream s) { set_bytes(c.out + 99 * C, 0xff, 1, s); }},
+    {"an lse is wrong", true, [](const AttentionCall& c, Stream s) { set_bytes(c.lse + 99, 0, 1, s); }},
+    {"one run in three is wrong", true,
+     [](const AttentionCall& c, Stream s) { set_bytes(c.out, 0, planted.runs % 3 ? 0 : 64, s); }},
+    {"a row of dK is wrong", false,
+     [](const AttentionCall& c, Stream s) { set_bytes(c.dqkv + 3 * 70 * C + C, 0, 64, s); }},
+    {"nothing is written", false, [](const AttentionCall&, Stream) {}, false}};
 
 TEST_CASE("kernels whose results differ from the library's are refused, with a note, and cost no bit") {
-    struct Fault {
-        const char* what;
-        void (*spoil)(const AttentionCall& call, Stream stream);
-    };
-    const Fault forward[] = {
-        {"one row of a head is wrong", [](const AttentionCall& c, Stream s) { set_bytes(c.out + 77 * C, 0, 64, s); }},
-        {"one element is NaN", [](const AttentionCall& c, Stream s) { set_bytes(c.out + 99 * C, 0xff, 1, s); }},
-        {"one lse is wrong", [](const AttentionCall& c, Stream s) { set_bytes(c.lse + 99, 0, 1, s); }},
-        {"every third run is wrong",
-         [](const AttentionCall& c, Stream s) { set_bytes(c.out, 0, planted.runs % 3 ? 0 : 64, s); }}};
-    const Fault backward[] = {{"a row of dK is wrong",
-                               [](const AttentionCall& c, Stream s) { set_bytes(c.dqkv + 3 * 70 * C + C, 0, 64, s); }},
-                              {"the end of dqkv is not written", [](const AttentionCall& c, Stream s) {
-                                   set_bytes(c.dqkv + (3 * tokens - 1) * C, 0xff, C, s);
-                               }}};
-    const auto expect_refused = [](const Fault& fault, bool of_forward) {
+    for (const Fault& fault : faults) {
         CAPTURE(fault.what);
-        const WithPlanted there({.spoil = fault.spoil});
-        const auto spoil = planted.spoil;
-        static void (*spoil_one)(const AttentionCall&, Stream);
-        static bool forward_only;
-        spoil_one = spoil, forward_only = of_forward;
-        planted.spoil = [](const AttentionCall& call, Stream stream) {
-            if (is_forward(call) == forward_only) spoil_one(call, stream);
-        };
+        const WithPlanted there({.compute = [&](const AttentionCall& call, Stream stream) {
+            const bool here = (call.key.pass == gpu::AttentionPass::forward) == fault.in_forward;
+            if (!here || fault.computes) mma.run(call, stream);
+            if (here) fault.spoil(call, stream);
+        }});
         const Outputs got = computed(true);
-        std::string text = prepared_text(sizes);
-        if (of_forward) text = text.substr(0, text.find("; backward"));
+        const std::string text = prepared_text(sizes);
         INFO(text);
-        CHECK(text.find("wgmma kernels of ours refused: differ from ") != std::string::npos);
+        CHECK((text.find("refused: differ from mma") < text.find("; backward")) == fault.in_forward);
+        CHECK(text.find("refused: differ from mma") != text.npos);
         for (const auto& [key, choice] : gpu::algorithms())
-            if ((key.find("forward") != key.npos) == of_forward) CHECK_FALSE(choice.starts_with("wgmma"));
+            if ((key.find("forward") != key.npos) == fault.in_forward) CHECK_FALSE(choice.starts_with("wgmma"));
         gpu::set_attention({.backend = AttentionBackend::mma});
         const Outputs want = computed(false);
         CHECK(memcmp(got.out.data(), want.out.data(), size_t(got.out.buffer.bytes())) == 0);
         CHECK(memcmp(got.lse.data(), want.lse.data(), size_t(got.lse.buffer.bytes())) == 0);
         CHECK(memcmp(got.dqkv.data(), want.dqkv.data(), size_t(got.dqkv.buffer.bytes())) == 0);
+    }
+}
+
+TEST_CASE("a wrong row shows among many, and a small part beside a large one") {
+    constexpr int64_t rows = 4000, width = 16;
+    const auto values = [] {
+        auto all = random_tensor<float>(rows * 2 * width, 1);
+        for (int64_t i = 0; i < all.size(); i++) all.data()[i] *= i / width % 2 ? 1000.0f : 1.0f;
+        return all;
     };
-    for (const Fault& fault : forward) expect_refused(fault, true);
-    for (const Fault& fault : backward) expect_refused(fault, false);
+    auto a = values(), b = values();
+    for (int64_t i = width / 2; i < width; i++) b.data()[3000 * 2 * width + i] *= -1.0f;
+    const OnGpu<float> x(a), y(b);
+    DeviceBuffer<char> ratios(gpu::DIFFERENCE_BYTES, "ratios");
+    const float ratio = gpu::largest_difference<float>(x, y, rows, 2, width, ratios.data, nullptr);
+    CHECK(ratio > 0.1f);  // about 2 / sqrt(2 * 64)
+    CHECK(ratio < 0.4f);
+    CHECK(gpu::largest_difference<float>(x, x, rows, 2, width, ratios.data, nullptr) == 0.0f);
 }
 
 #ifdef SIMT_EMULATOR
