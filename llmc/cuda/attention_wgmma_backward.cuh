@@ -28,7 +28,6 @@ struct BackwardArgs {
     int key_blocks, query_blocks;
     float scale;
     const float* lse;             // (B, NH, T)
-    float* column_sums;           // (gridDim.x, 8 warps, 3, NH, HS), of a warp's rows of dqkv; or null
     float* dq;                    // (gridDim.x, query_blocks, 2 warpgroups, 8, 128 threads, 4)
     QueryStatistics* statistics;  // (gridDim.x, query_blocks, QUERIES)
 };
@@ -436,36 +435,6 @@ struct BackwardConsumer {
             wgmma<true, true>(dq, a + k * TRANSPOSED_K_STEP, b + k * TRANSPOSED_K_STEP, k > 0);
     }
 
-    // The warp's sums of the columns of dqkv from 2 lane on.
-    __device__ __forceinline__ float* column_sums() const {
-        const int C = args.NH * HS, warp = int(threadIdx.x) / WARP_SIZE - 4;
-        return args.column_sums + int64_t(blockIdx.x) * 24 * C + unsigned(warp * 3 * C + 2 * lane);
-    }
-
-    // Column of dqkv of a channel of part 0, 1 or 2.
-    __device__ __forceinline__ int column_of(const BackwardTile<HS>& t, int part, int channel) const {
-        return (part * args.NH + t.head % args.NH) * HS + channel;
-    }
-
-    // Adds the sums of the columns 2 lane and 2 lane + 1 from `column` on, of 64 in 16 rows of the warp. Of 16 sums
-    // over two rows each, lanes that differ in bit 4 exchange a half, then a quarter of them those that differ in bit
-    // 3, then bit 2.
-    __device__ __forceinline__ void add_column_sums(const float* x, float factor, int column) const {
-        float sums[16];
-        UNROLL
-        for (int i = 0; i < 16; i++) sums[i] = (x[i / 2 * 4 + i % 2] + x[i / 2 * 4 + 2 + i % 2]) * factor;
-        with_each_constant<3>([&](auto step) {
-            constexpr int left = 8 >> step;
-            const bool high = lane & 2 * left;
-            UNROLL
-            for (int i = 0; i < left; i++) {
-                const float first = sums[i], second = sums[i + left];
-                sums[i] = (high ? second : first) + __shfl_xor_sync(FULL_MASK, high ? first : second, 2 * left);
-            }
-        });
-        add_l2(column_sums() + column, Vec<float, 2>{{sums[0], sums[1]}});
-    }
-
     // Rounds 64 rows, and stores them to part 0, 1 or 2 of dqkv, from row `row` and channel `channel` of the head on.
     // Each warp stores 16 rows.
     template <int R>
@@ -475,8 +444,6 @@ struct BackwardConsumer {
         unsigned char* const staging = shared.memory + W::AT_STAGING + group * W::BOX + warp_row * 128;
         UNROLL
         for (int c = 0; c < R; c += 32) {
-            const int column = column_of(t, part, channel + 2 * c);
-            if (args.column_sums) add_column_sums(x + c, factor, column);
             if (lane == 0) store_wait_read<0>();
             __syncwarp();
             UNROLL
@@ -490,6 +457,7 @@ struct BackwardConsumer {
             fence_proxy_async();
             __syncwarp();
             if (lane == 0) {
+                const int column = (part * args.NH + t.head % args.NH) * HS + channel + 2 * c;
                 tma_store(dqkv_map, staging, column, row + warp_row, t.head / args.NH);
                 store_commit();
             }
@@ -499,7 +467,6 @@ struct BackwardConsumer {
     // dQ is stored if it is complete, and otherwise added to the sums of the keys before. Nothing waits for the
     // addition.
     __device__ __forceinline__ void keep_or_store(float (&dq)[32], const BackwardTile<HS>& t) const {
-        const int channel = HS == 64 ? 0 : group * 64;
         float* const sums =
             args.dq + int64_t(blockIdx.x) * args.query_blocks * 8192 + unsigned((t.m * 2 + group) * 4096 + thread * 4);
         if (t.completes_queries(args)) {
@@ -509,7 +476,7 @@ struct BackwardConsumer {
                 UNROLL
                 for (int e = 0; e < 4; e++) dq[4 * i + e] += before[e];
             }
-            store_rows(dq, args.scale, t, 0, t.m * QUERIES + (HS == 64 ? group * 64 : 0), channel);
+            store_rows(dq, args.scale, t, 0, t.m * QUERIES + (HS == 64 ? group * 64 : 0), HS == 64 ? 0 : group * 64);
             return;
         }
         UNROLL
@@ -518,9 +485,8 @@ struct BackwardConsumer {
             if (t.has_first_keys())
                 store128_whole(sums + i * 512, x);
             else
-                add_l2(sums + i * 512, x);
+                add128_l2(sums + i * 512, x);
         }
-        if (args.column_sums && t.is_shared(args)) add_column_sums(dq, args.scale, column_of(t, 0, channel));
     }
 
     // Adds the tile's gradients. On entry s is S', on exit that of the next tile, if there is one.
@@ -656,16 +622,10 @@ struct BackwardPlan {
 inline int64_t attention_wgmma_backward_scratch_bytes(int B, int T, int NH, int HS) {
     return HS == 64 ? BackwardPlan<64>(B, T, NH).bytes() : BackwardPlan<128>(B, T, NH).bytes();
 }
-// Rows of column_sums there.
-inline int attention_wgmma_backward_sum_rows(int B, int T, int NH, int HS) {
-    return 8 * (HS == 64 ? BackwardPlan<64>(B, T, NH).grid : BackwardPlan<128>(B, T, NH).grid);
-}
 
-// column_sums, if not null: rows (3, NH, HS), whose sum is the sum of all rows of dqkv.
 template <int HS>
 void launch_attention_backward_wgmma(bf16* dqkv, void* scratch, const bf16* dout, const bf16* out, const float* lse,
-                                     const bf16* qkv, int B, int T, int NH, Stream stream,
-                                     float* column_sums = nullptr) {
+                                     const bf16* qkv, int B, int T, int NH, Stream stream) {
     using W = WgmmaBackward<HS>;
     const BackwardPlan<HS> plan(B, T, NH);
     char* const memory = static_cast<char*>(scratch);
@@ -678,13 +638,11 @@ void launch_attention_backward_wgmma(bf16* dqkv, void* scratch, const bf16* dout
                             plan.query_blocks,
                             1.0f / std::sqrt(float(HS)),
                             lse,
-                            column_sums,
                             reinterpret_cast<float*>(memory),
                             reinterpret_cast<QueryStatistics*>(memory + plan.dq_bytes())};
     const auto map = [&](const bf16* data, int parts, int rows) {
         return simt::tensor_map<bf16, 3>(data, {B, T, int64_t(parts) * NH * HS}, {1, rows, 64});
     };
-    if (column_sums) fill_zero(column_sums, int64_t(plan.grid) * 8 * 3 * NH * HS * int64_t(sizeof(float)), stream);
     simt::launch(attention_backward_wgmma_kernel<HS>, unsigned(plan.grid), W::THREADS, W::SHARED_BYTES, stream,
                  map(qkv, 3, W::BOX_ROWS), map(dout, 1, W::BOX_ROWS), map(out, 1, W::BOX_ROWS),
                  map(dqkv, 3, W::STORED_ROWS), args);

@@ -253,12 +253,9 @@ __device__ __forceinline__ void wgmma(float (&d)[R], const uint32_t (&a)[4], uin
     }
 }
 
-// p[0..1] or p[0..3] += v in the L2 cache, without waiting. Additions of one thread to an address, and its loads by
+// p[0..3] += v in the L2 cache, without waiting. Additions of one thread to an address, and its loads by
 // load128_l2, are in the order of the program. Other loads may find old values in the L1 cache.
-__device__ __forceinline__ void add_l2(float* p, Vec<float, 2> v) {
-    asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(p), "f"(v[0]), "f"(v[1]) : "memory");
-}
-__device__ __forceinline__ void add_l2(float* p, Vec<float, 4> v) {
+__device__ __forceinline__ void add128_l2(float* p, Vec<float> v) {
     asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(v[0]), "f"(v[1]), "f"(v[2]),
                  "f"(v[3])
                  : "memory");
@@ -382,10 +379,10 @@ __forceinline__ void wgmma(float (&d)[R], const uint32_t (&a)[4], uint64_t b, bo
     simt::wgmma(d, {2 * R, false, TRANSPOSED_B, accumulate, 0, b, a}, site);
 }
 
-template <int N>
-__forceinline__ void add_l2(float* p, Vec<float, N> v, SIMT_SITE) {
-    simt::check_aligned(p, sizeof(v), "a misaligned addition", site);
-    for (int i = 0; i < N; i++) p[i] += v[i];
+__forceinline__ void add128_l2(float* p, Vec<float> v, SIMT_SITE) {
+    Vec<float> sum = load128(p, site);
+    for (int i = 0; i < 4; i++) sum[i] += v[i];
+    store128(p, sum, site);
 }
 __forceinline__ Vec<float> load128_l2(const float* p, SIMT_SITE) { return load128(p, site); }
 
