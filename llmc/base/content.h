@@ -3,8 +3,10 @@
 #include <string_view>
 
 struct ForeignContent {
-    const char *what, *remedy;  // "a zip archive", "unpack it with unzip"
-    bool is_text;               // HTML: is a text, but neither JSON nor weights
+    const char *what, *remedy;      // "a zip archive", "unpack it with unzip"
+    bool is_text = false;           // HTML: is a text, but neither JSON nor weights
+    const char* package = nullptr;  // that has the program which unpacks it; null: there is none
+    const char* command[4] = {};    // unpacks the standard input to the standard output
 };
 
 // Recognizes archives, packed files, web pages, git-lfs pointers, and files of arrays, tensors, tables and documents,

@@ -90,8 +90,8 @@ void yield_to_training() {}
 
 double cores_available() { return std::min(double(cores_of_process()), cpu_quota()); }
 
-// Whether OMP_NUM_THREADS has what libgomp takes: numbers above 0 with commas between them. It ignores another value, and
-// says so.
+// Whether OMP_NUM_THREADS has what libgomp takes: numbers above 0 with commas between them. It ignores another value,
+// and says so.
 static bool has_thread_count() {
     const char* value = getenv("OMP_NUM_THREADS");
     for (char* end; value && std::strtol(value, &end, 10) > 0; value = end + 1) {

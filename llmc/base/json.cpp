@@ -41,26 +41,16 @@ json parse_json(const std::string& text, const std::string& where, const char* i
     }
 }
 
-// The length of a value that is no finite number: NaN, Infinity, or more digits than a double has range. 0: another.
-static size_t non_finite_at(const std::string& text, size_t at) {
-    const std::string_view value = std::string_view(text).substr(at);
-    for (const std::string_view word : {"NaN", "Infinity", "-Infinity"})
-        if (value.starts_with(word)) return word.size();
-    return std::isinf(strtod(&text[at], nullptr)) ? value.find_first_not_of("+-.0123456789eE") : 0;
-}
-
 // Returns the text with 0.0 and spaces in place of values that are no finite numbers.
 static std::string with_finite_numbers(std::string text) {
-    constexpr std::string_view before = " \t\r\n:,[", starts = "NI-0123456789";
-    for (size_t i = 1; i < text.size(); i++) {
-        if (text[i] == '"') {
-            i = std::min(json_string_end(text, i), text.size());
-        } else if (before.find(text[i - 1]) != before.npos && starts.find(text[i]) != starts.npos) {
-            const size_t length = std::min(non_finite_at(text, i), text.size() - i);
-            if (length == 0) continue;
-            text.replace(i, length, length, ' ');
-            text.replace(i, 3, "0.0");
-        }
+    for (size_t i = 0, end; i < text.size(); i = end) {
+        end = text[i] == '"' ? json_string_end(text, i) + 1 : text.find_first_of("\" \t\r\n:,[]{}", i);
+        end = std::min(std::max(end, i + 1), text.size());
+        const std::string word = text.substr(i, end - i);
+        const bool too_large =
+            word.find_first_not_of("+-.0123456789eE") == word.npos && std::isinf(std::atof(word.c_str()));
+        if (too_large || word == "NaN" || word == "Infinity" || word == "-Infinity")
+            text.replace(i, word.size(), "0.0" + std::string(word.size() - 3, ' '));
     }
     return text;
 }
@@ -94,32 +84,24 @@ json read_json_object(const std::string& path, int64_t max_bytes) {
 
 // ---- text of objects
 
-static constexpr const char* BLANK = " \t\r\n";
-
-// The end of the value that starts at `begin`: before a comma or the end of the object, and the blanks before these.
-static size_t value_end(std::string_view text, size_t begin) {
-    int depth = 0;
-    for (size_t i = begin;; i++) {
-        i = text.find_first_of("\",{}[]", i);
-        if (text[i] == '"') i = json_string_end(text, i);
-        if (text[i] == '{' || text[i] == '[') depth++;
-        if (depth == 0 && (text[i] == ',' || text[i] == '}')) return text.find_last_not_of(BLANK, i - 1) + 1;
-        if (text[i] == '}' || text[i] == ']') depth--;
-    }
-}
-
 JsonMembers json_members(std::string_view object) {
+    constexpr const char* BLANK = " \t\r\n";
     JsonMembers members;
-    for (size_t i = object.find('{'); object[i] != '}';) {
-        const size_t key = object.find_first_of("\"}", i);
-        if (object[key] == '}') break;
-        const size_t key_end = json_string_end(object, key) + 1;
-        const size_t begin = object.find_first_not_of(BLANK, object.find(':', key_end) + 1);
-        const size_t end = value_end(object, begin);
-        const std::string name = json::parse(object.substr(key, key_end - key)).get<std::string>();
-        std::erase_if(members, [&](const auto& member) { return member.first == name; });
-        members.push_back({name, std::string(object.substr(begin, end - begin))});
-        i = object.find_first_of(",}", end);
+    std::string key;
+    size_t begin = object.find('{') + 1;  // of a key or a value
+    for (size_t i = begin, depth = 1; depth > 0; i++) {
+        i = object.find_first_of("\",:{}[]", i);
+        const char c = object[i];
+        if (c == '"') i = json_string_end(object, i);
+        depth += size_t(c == '{' || c == '[') - size_t(c == '}' || c == ']');
+        if (depth > 1 || (c != ':' && c != ',' && depth > 0)) continue;
+        const size_t first = object.find_first_not_of(BLANK, begin), end = object.find_last_not_of(BLANK, i - 1) + 1;
+        const std::string text(object.substr(first, std::max(first, end) - first));
+        begin = i + 1;
+        if (c != ':' && !text.empty()) members.push_back({key, text});
+        if (c != ':') continue;
+        key = json::parse(text).get<std::string>();
+        std::erase_if(members, [&](const auto& member) { return member.first == key; });
     }
     return members;
 }

@@ -59,30 +59,7 @@ static bool is_text_name(const std::string& path) {
 static constexpr int64_t PEEKED = 64 << 10;    // bytes that peek reads at least
 static constexpr int CANNOT_BE_STARTED = 127;  // exit code
 
-struct Unpacker {
-    size_t offset;
-    std::string_view magic;  // the bytes at this offset of a file
-    std::vector<const char*> command;
-    const char* package;  // has the program
-};
-
-static const Unpacker unpackers[] = {
-    {0, "PAR1\x15", {"python3"}, "python3"},  // and the first field of a page header or of the footer
-    {0, "\x1f\x8b", {"gzip", "-dc"}, "gzip"},
-    {0, "\x28\xb5\x2f\xfd", {"zstd", "-dc", "--long=31"}, "zstd"},  // also what was packed with --long, up to 2 GiB
-    {1, "\x2a\x4d\x18", {"zstd", "-dc", "--long=31"}, "zstd"},      // begins with a skippable frame, as of pzstd
-    {0, "\3757zXZ", {"xz", "-dc"}, "xz-utils"},
-    {0, "\x5d\0\0"sv, {"xz", "-dc"}, "xz-utils"},  // of lzma
-    {4, "1AY&SY", {"bzip2", "-dc"}, "bzip2"},
-    {4, "\x17\x72\x45\x38\x50\x90", {"bzip2", "-dc"}, "bzip2"}};  // of no bytes
-static const Unpacker* const PARQUET = &unpackers[0];
-
-static const Unpacker* unpacker_of(std::string_view start) {
-    for (const Unpacker& unpacker : unpackers)
-        if (unpacker.offset < start.size() && start.substr(unpacker.offset).starts_with(unpacker.magic))
-            return &unpacker;
-    return nullptr;
-}
+static bool is_parquet(const ForeignContent* unpacker) { return unpacker && unpacker->package == "python3"sv; }
 
 // The script is in the tree of the sources, where the program is too, or where `make install` puts it.
 static std::string parquet_script() {
@@ -99,10 +76,9 @@ TextStream::TextStream(const TextFile& text, const std::string& columns) : file(
 }
 
 void TextStream::start(const std::string& columns) {
-    const std::string script = unpacker == PARQUET ? parquet_script() : "";
-    std::vector<const char*> words = unpacker->command;
-    if (!script.empty()) words.insert(words.end(), {script.c_str(), columns.c_str()});
-    words.push_back(nullptr);
+    const std::string script = is_parquet(unpacker) ? parquet_script() : "";
+    std::vector<const char*> words(std::begin(unpacker->command), std::end(unpacker->command));
+    if (!script.empty()) words[1] = script.c_str(), words[2] = columns.c_str();
     errors.reset(tmpfile());
     int ends[2];
     if (pipe2(ends, O_CLOEXEC) != 0) fail_errno(EXIT_IO, file.path, "open a pipe to unpack it");
@@ -240,7 +216,8 @@ static TextFile open_file(const std::string& path, int64_t max_bytes) {
     file.size = opened.size;
     std::string start(size_t(std::min<int64_t>(16, file.size)), '\0');
     opened.read_at(start.data(), 0, int64_t(start.size()));
-    file.unpacker = unpacker_of(start);
+    const ForeignContent* content = foreign_content(start);
+    if (content && content->package) file.unpacker = content;
     if (file.size == 0 && suffix_of(path, PACKED))
         fail(EXIT_BAD_DATA, "%s: is empty, and its name says that it is packed; get it again", path.c_str());
     return file;
@@ -308,7 +285,7 @@ static bool first_has_text(const TextFile& file, std::string_view start, const s
     if (!file.columns.empty()) return std::find(file.columns.begin(), file.columns.end(), key) != file.columns.end();
     const size_t begin = start.find('{'), end = begin == start.npos ? begin : object_end(start, begin);
     if (end == start.npos) return true;
-    const nlohmann::json row = parse_row(std::string(start.substr(begin, end - begin)), file.path);
+    const nlohmann::json row = check_row(std::string(start.substr(begin, end - begin)), file.path);
     const auto value = row.find(key);
     return value != row.end() && (value->is_string() || value->is_null());
 } catch (const Error&) {
@@ -320,7 +297,7 @@ char delimiter_of(Format format) { return format == Format::csv ? ',' : format =
 
 static TextFile inspect(const std::string& path, Wanted wanted, const std::string& text_key) {
     TextFile file = open_file(path, wanted == Wanted::prompt ? MAX_PROMPT_BYTES : INT64_MAX);
-    if (file.unpacker == PARQUET) {
+    if (is_parquet(file.unpacker)) {
         file.format = Format::json_lines;
         if (wanted == Wanted::prompt) file.refused = "is a Parquet file, not text; give the text itself";
         return file;

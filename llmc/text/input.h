@@ -21,6 +21,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/content.h"
 #include "base/files.h"
 
 enum class Format {
@@ -33,15 +34,13 @@ enum class Format {
 
 inline constexpr int64_t MAX_PROMPT_BYTES = 16 << 20;
 
-struct Unpacker;  // a program
-
 struct TextFile {
     std::string path;    // as the user named it; "standard input" for -
     std::string source;  // what is opened: the same, or the copy of a pipe
     int64_t size = 0;    // of the file, packed as it is
     Format format = Format::text;
-    const Unpacker* unpacker = nullptr;     // null: none is needed
-    std::vector<std::string> columns = {};  // of CSV and TSV
+    const ForeignContent* unpacker = nullptr;  // null: none is needed
+    std::vector<std::string> columns = {};     // of CSV and TSV
     int64_t odd_byte = -1;           // offset of the first invalid UTF-8 in the first MiB of text or CSV; -1: none
     int64_t text_bytes = INT64_MAX;  // size of the unpacked text; INT64_MAX: unknown
     std::string refused = "";        // why the file is no text, "is a zip archive, not text; ..."
@@ -90,7 +89,7 @@ struct TextStream {
     int64_t fetch(char* out, int64_t bytes);
 
     InputFile file;
-    const Unpacker* unpacker;
+    const ForeignContent* unpacker;
     int64_t position = 0;                                           // in a file without one
     int program = -1;                                               // its process; -1: it has ended
     int output = -1, status = 0;                                    // the end of its pipe; how it ended

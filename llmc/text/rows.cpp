@@ -25,29 +25,19 @@ size_t object_end(std::string_view text, size_t begin) {
     }
 }
 
-// Whether a string, as JSON writes it, has half of a surrogate pair.
-static bool has_half_pair(std::string_view text) {
-    const auto half = [&](size_t at) {  // 0xd800: the first half, 0xdc00: the second
-        const std::string code(text.substr(std::min(at, text.size()), 6));
-        return code.starts_with("\\u") ? std::strtol(&code[2], nullptr, 16) & 0xfc00 : 0;
-    };
-    for (size_t i = text.find('\\'); i != text.npos; i = text.find('\\', i)) {
-        const bool pair = half(i) == 0xd800 && half(i + 6) == 0xdc00;
-        if (!pair && (half(i) & 0xf800) == 0xd800) return true;
-        i += pair ? 12 : 2;
-    }
+static bool is_text(const std::string& quoted) try { return parse_json(quoted, "").is_string(); } catch (const Error&) {
     return false;
 }
 
-// Returns the text with null in place of values, and blanks in place of keys, that have half of a surrogate pair.
-static std::string without_half_pairs(std::string text) {
-    for (size_t i = text.find('"'); i < text.size(); i = text.find('"', i + 1)) {
-        const size_t begin = i + 1;
-        i = std::min(json_string_end(text, i), text.size());
-        if (!has_half_pair(std::string_view(text).substr(begin, i - begin))) continue;
-        const size_t next = std::min(text.find_first_not_of(" \t\r\n", i + 1), text.size());
-        text.replace(begin, i - begin, i - begin, ' ');
-        if (text[next] != ':') text.replace(begin - 1, i - begin + 2, "null" + std::string(i - begin - 2, ' '));
+// Returns the text with {} in place of values, and blanks in place of keys, that are no text to a parser.
+static std::string with_valid_texts(std::string text) {
+    for (size_t begin = text.find('"'), end; begin < text.size(); begin = text.find('"', end + 1)) {
+        end = json_string_end(text, begin);
+        if (end == text.npos) break;
+        const size_t size = end - begin - 1, next = text.find_first_not_of(" \t\r\n", end + 1);
+        if (text[end] == '\n' || is_text(text.substr(begin, size + 2))) continue;
+        const bool is_key = next != text.npos && text[next] == ':';
+        text.replace(begin, size + 2, is_key ? '"' + std::string(size, ' ') + '"' : "{}" + std::string(size, ' '));
     }
     return text;
 }
@@ -56,7 +46,7 @@ nlohmann::json parse_row(const std::string& text, const std::string& where) {
     try {
         return check_row(text, where);
     } catch (const Error&) {
-        const std::string whole = without_half_pairs(text);
+        const std::string whole = with_valid_texts(text);
         if (whole == text) throw;
         return check_row(whole, where);
     }

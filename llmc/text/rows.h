@@ -10,9 +10,9 @@
 // every reader of JSON stops. npos: the text ends before that.
 size_t object_end(std::string_view text, size_t begin);
 
-// Parses a row, a JSON value, as parse_python_json does. A text with half of a surrogate pair is read as null.
+// Parses a row, a JSON value, as parse_python_json does. An invalid text, as with half of a surrogate pair, is {}.
 nlohmann::json parse_row(const std::string& text, const std::string& where);
-// The same, but refuses half of a surrogate pair: whoever needs a text that parse_row gives as null says so with this.
+// The same, but refuses such a text: whoever needs it says so with this.
 nlohmann::json check_row(const std::string& text, const std::string& where);
 
 // The end of the CSV record that starts at `begin`: after its line end; npos: the text ends before that. A field in

@@ -17,20 +17,17 @@ using nlohmann::ordered_json;
 struct ByteAlphabet {
     int byte_of[0x144];  // by code point; -1: not in the alphabet
     int code_of[256];
-    uint8_t in_order[256];
 };
 
 static constexpr ByteAlphabet alphabet = [] {
     ByteAlphabet a{};
-    int others = 0, place = 0;
+    int others = 0;
     for (int& byte : a.byte_of) byte = -1;
     for (int byte = 0; byte < 256; byte++) {
         const bool itself = (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
         a.code_of[byte] = itself ? byte : 0x100 + others++;
         a.byte_of[a.code_of[byte]] = byte;
     }
-    for (int code = 0; code < 0x144; code++)
-        if (a.byte_of[code] >= 0) a.in_order[place++] = uint8_t(a.byte_of[code]);
     return a;
 }();
 
@@ -38,12 +35,8 @@ static std::string to_alphabet(const std::string& bytes) {
     std::string out;
     for (const char byte : bytes) {
         const int code = alphabet.code_of[uint8_t(byte)];
-        if (code < 0x80) {
-            out += char(code);
-        } else {
-            out += char(0xc0 | code >> 6);
-            out += char(0x80 | (code & 0x3f));
-        }
+        if (code >= 0x80) out += char(0xc0 | code >> 6);
+        out += char(code < 0x80 ? code : 0x80 | (code & 0x3f));
     }
     return out;
 }
@@ -89,18 +82,6 @@ static Ids read_vocab(const json& vocab, const std::string& where) {
     return ids;
 }
 
-// Adds a token, which is plain text and not made of bytes, or changes its settings. If it is also in the vocabulary it
-// must have the same id there.
-static void add_token(Tokenizer& tokenizer, Ids& ids, const std::string& content, const AddedToken& token,
-                      const std::string& where) {
-    const auto [place, is_new] = ids.emplace(content, token.id);
-    if (!is_new && place->second != token.id)
-        fail(EXIT_BAD_DATA, "%s: the added token \"%s\" has the id %d, but the id %d in the vocabulary", where.c_str(),
-             printable(content).c_str(), token.id, place->second);
-    const auto known = std::ranges::find(tokenizer.added, token.id, &AddedToken::id);
-    known == tokenizer.added.end() ? tokenizer.added.push_back(token) : void(*known = token);
-}
-
 // Returns a setting of an added token.
 static bool setting(const json& token, const char* name, const std::string& where) {
     const json value = token.value(name, json(false));
@@ -110,25 +91,25 @@ static bool setting(const json& token, const char* name, const std::string& wher
     return value.get<bool>();
 }
 
-// Reads an added token as the files write it.
+// Adds a token as the files write it, which is plain text and not made of bytes, or changes its settings. If it is also
+// in the vocabulary it must have the same id there.
 static void read_added_token(Tokenizer& tokenizer, Ids& ids, const json& token, const std::string& where) {
     if (!token.is_object() || !token.contains("content") || !token["content"].is_string() || !token.contains("id") ||
         !token["id"].is_number_unsigned() || token["id"].get<uint64_t>() >= MAX_VOCAB_SIZE)
         fail(EXIT_BAD_DATA, "%s: an added token has no content or no id below %d: %s", where.c_str(), MAX_VOCAB_SIZE,
              printable(token.dump()).c_str());
     const std::string content = token["content"].get<std::string>();
+    const int id = token["id"].get<int>();
     if (setting(token, "single_word", where))
         fail(EXIT_BAD_DATA, "%s: the added token \"%s\" has single_word, which is not supported; set it to false",
              where.c_str(), printable(content).c_str());
-    add_token(tokenizer, ids, content,
-              {token["id"].get<int>(), setting(token, "special", where), setting(token, "lstrip", where),
-               setting(token, "rstrip", where), setting(token, "normalized", where)},
-              where);
-}
-
-static void read_added_tokens(Tokenizer& tokenizer, Ids& ids, const json& added, const std::string& where) {
-    if (!added.is_array()) fail(EXIT_BAD_DATA, "%s: added_tokens is not a list", where.c_str());
-    for (const json& token : added) read_added_token(tokenizer, ids, token, where);
+    const auto [place, is_new] = ids.emplace(content, id);
+    if (!is_new && place->second != id)
+        fail(EXIT_BAD_DATA, "%s: the added token \"%s\" has the id %d, but the id %d in the vocabulary", where.c_str(),
+             printable(content).c_str(), id, place->second);
+    std::erase_if(tokenizer.added, [=](const AddedToken& known) { return known.id == id; });
+    tokenizer.added.push_back({id, setting(token, "special", where), setting(token, "lstrip", where),
+                               setting(token, "rstrip", where), setting(token, "normalized", where)});
 }
 
 // What transformers reads beside the vocabulary.
@@ -199,7 +180,8 @@ static void read_side_tokens(Tokenizer& tokenizer, Ids& ids, const TokenizerFile
         const json added = parse_json(files.at("added_tokens.json"), "added_tokens.json beside " + where);
         for (const auto& [content, id] : read_vocab(added, where))
             if (std::ranges::find(tokenizer.added, id, &AddedToken::id) == tokenizer.added.end())
-                add_token(tokenizer, ids, content, {.id = id, .special = false, .normalized = true}, where);
+                read_added_token(tokenizer, ids, {{"content", content}, {"id", unsigned(id)}, {"normalized", true}},
+                                 where);
     }
     read_roles(tokenizer, ids, side, where);
     std::ranges::sort(tokenizer.added, {}, &AddedToken::id);
@@ -265,20 +247,10 @@ static void add_merge(Tokenizer& tokenizer, const Ids& ids, const std::string& l
 // Adds the merge of a line "left right". No token contains a space: the alphabet writes it as another character.
 static void add_merge_line(Tokenizer& tokenizer, const Ids& ids, const std::string& line, const std::string& where) {
     const size_t space = line.find(' ');
-    if (space == std::string::npos || space == 0 || space + 1 == line.size() ||
-        line.find(' ', space + 1) != std::string::npos)
+    if (space == line.npos || space == 0 || space + 1 == line.size() || line.rfind(' ') != space)
         fail(EXIT_BAD_DATA, "%s: merge %zu is \"%s\", not two tokens with a space between them", where.c_str(),
              tokenizer.merges.size() + 1, printable(line).c_str());
     add_merge(tokenizer, ids, line.substr(0, space), line.substr(space + 1), where);
-}
-
-static void finish_merges(Tokenizer& tokenizer, const std::string& where) {
-    tokenizer.ranks.build(tokenizer.merges);
-    for (size_t i = 0; i < tokenizer.merges.size(); i++) {
-        const Merge& merge = tokenizer.merges[i];
-        if (tokenizer.ranks.rank(merge.left, merge.right) != int(i))
-            fail(EXIT_BAD_DATA, "%s: merge %zu occurs twice", where.c_str(), i + 1);
-    }
 }
 
 // Finds the token that ends documents. No text may be merged into it. Returns whether transformers finds it, too.
@@ -380,12 +352,13 @@ static void check_pipeline(const json& file, const json& model, const std::strin
         fail(EXIT_BAD_DATA,
              "%s: pre_tokenizer is %s; only GPT-2's is supported: ByteLevel, use_regex true, add_prefix_space false%s",
              where.c_str(), printable(pre_tokenizer.dump()).c_str(), which_version);
-    require_value(model, "type", "BPE", where);
-    require_value(model, "dropout", nullptr, where);
-    require_value(model, "continuing_subword_prefix", "", where);
-    require_value(model, "end_of_word_suffix", "", where);
-    require_value(model, "byte_fallback", false, where);
-    require_value(model, "ignore_merges", false, where);
+    for (const auto& [key, supported] : {std::pair<const char*, json>("type", "BPE"),
+                                         {"dropout", nullptr},
+                                         {"continuing_subword_prefix", ""},
+                                         {"end_of_word_suffix", ""},
+                                         {"byte_fallback", false},
+                                         {"ignore_merges", false}})
+        require_value(model, key, supported, where);
 }
 
 static ordered_json added_token_json(const Tokenizer& tokenizer, const AddedToken& token) {
@@ -426,17 +399,21 @@ static void read_merges(Tokenizer& tokenizer, const Ids& ids, const json& merges
             fail(EXIT_BAD_DATA, "%s: merge %zu is %s, not a pair of tokens", where.c_str(), tokenizer.merges.size() + 1,
                  printable(merge.dump()).c_str());
     }
+    tokenizer.ranks.build(tokenizer.merges);
+    for (size_t i = 0; i < tokenizer.merges.size(); i++)
+        if (tokenizer.ranks.rank(tokenizer.merges[i].left, tokenizer.merges[i].right) != int(i))
+            fail(EXIT_BAD_DATA, "%s: merge %zu occurs twice", where.c_str(), i + 1);
 }
 
-static void read_merge_lines(Tokenizer& tokenizer, const Ids& ids, const std::string& merges,
-                             const std::string& where) {
+// Returns the lines of merges.txt.
+static json merge_lines(const std::string& merges) {
     std::istringstream lines(merges);
-    std::string line;
-    if (merges.starts_with("#version")) std::getline(lines, line);
-    while (std::getline(lines, line)) {
+    json out = json::array();
+    for (std::string line; std::getline(lines, line);) {
         if (line.ends_with('\r')) line.pop_back();
-        if (!line.empty()) add_merge_line(tokenizer, ids, line, where);
+        if (!line.empty() && !(out.empty() && line.starts_with("#version"))) out.push_back(line);
     }
+    return out;
 }
 
 // Reads tokenizer.json, unless there is none.
@@ -456,13 +433,13 @@ Tokenizer parse_tokenizer(TokenizerFiles files, const std::string& where) {
     const bool one_file = !file.is_null();
     Tokenizer tokenizer;
     Ids ids = read_vocab(one_file ? file["model"]["vocab"] : parse_json(files.at("vocab.json"), where), where);
-    if (one_file && file.contains("added_tokens")) read_added_tokens(tokenizer, ids, file["added_tokens"], where);
+    const json added = one_file ? file.value("added_tokens", json::array()) : json::array();
+    if (!added.is_array()) fail(EXIT_BAD_DATA, "%s: added_tokens is not a list", where.c_str());
+    for (const json& token : added) read_added_token(tokenizer, ids, token, where);
     read_side_tokens(tokenizer, ids, files, side, where);
     fill_tokens(tokenizer, ids, where);
     find_byte_tokens(tokenizer, ids, where);
-    one_file ? read_merges(tokenizer, ids, file["model"]["merges"], where)
-             : read_merge_lines(tokenizer, ids, files.at("merges.txt"), where);
-    finish_merges(tokenizer, where);
+    read_merges(tokenizer, ids, one_file ? file["model"]["merges"] : merge_lines(files.at("merges.txt")), where);
     const bool end_is_named = find_end_of_text(tokenizer, ids, side, where);
     const auto id_of_role = [&](const char* role) {
         const auto found = ids.find(side.role(role));
@@ -620,7 +597,8 @@ Tokenizer tokenizer_from_merges(const std::vector<std::pair<int, int>>& merges) 
         if (is_new) tokenizer.tokens.push_back(bytes);
         return place->second;
     };
-    for (const uint8_t byte : alphabet.in_order) tokenizer.byte_tokens[byte] = add(std::string(1, char(byte)));
+    for (const int byte : alphabet.byte_of)
+        if (byte >= 0) tokenizer.byte_tokens[byte] = add(std::string(1, char(byte)));
     for (const auto& [left, right] : merges)
         tokenizer.merges.push_back(
             {left, right, add(tokenizer.tokens[size_t(left)] + tokenizer.tokens[size_t(right)])});

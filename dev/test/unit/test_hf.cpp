@@ -10,6 +10,7 @@
 #include <cstring>
 #include <functional>
 
+#include "base/json.h"
 #include "support/parse.h"
 #include "support/refusal.h"
 #include "support/small_state.h"
@@ -288,6 +289,9 @@ TEST_CASE("keys that are not read stay as they are, and those that would be untr
     for (const char* untrue : {"\"dtype\"", "transformers_version", "initializer_range"})
         CHECK_MESSAGE(!contains(text, untrue), untrue);
     CHECK(hf_config_json(read(text), "bfloat16") == text);
+    CHECK(json_members("{ }").empty());
+    CHECK(json_members(R"({ "a" : [ {"b":1} ,2], "\"é" :{}, "a":"x,\"}" } )") ==
+          JsonMembers{{"\"é", "{}"}, {"a", R"("x,\"}")"}});
     HFConfig other = read(text);
     set_tokens(other, 4, -1, 3);
     CHECK(read(other.text).eos == std::vector<int>{4});
