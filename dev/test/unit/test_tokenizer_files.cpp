@@ -106,11 +106,11 @@ TEST_CASE("a directory's tokenizer has the roles of its files, and is written as
     const auto change = [&](const std::string& name, const std::string& from, const std::string& to) {
         write_bytes(folder / name, replaced(read_bytes(folder / name), from, to));
     };
-    change(
-        "tokenizer_config.json", "{",
-        R"({"model_max_length": 1000000000000000019884624838656, "x": NaN, "pad_token": {"content": "<pad>", "rstrip": true}, "mask_token": "ab",)"
-        R"("chat_template": [{"name": "default", "template": "T"}],)"
-        R"("added_tokens_decoder": {"260": {"content": "new", "normalized": true}},)");
+    change("tokenizer_config.json", "{",
+           R"({"model_max_length": 1000000000000000019884624838656, "x": NaN,)"
+           R"("pad_token": {"content": "<pad>", "rstrip": true}, "mask_token": "ab",)"
+           R"("chat_template": [{"name": "default", "template": "T"}],)"
+           R"("added_tokens_decoder": {"260": {"content": "new", "normalized": true}},)");
     change("tokenizer.json", "\"added_tokens\": [", R"("added_tokens": [{"id": 259, "content": "<b>"},)");
     change("tokenizer.json", R"("post_processor": {)", R"("post_processor": {"type": "Sequence", "processors": [
         {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "B"}}, {"Sequence": {"id": "A"}}],
