@@ -1,5 +1,6 @@
 // attention_ways.h: the ways to compute bf16 attention on a GPU, and the choice among them: plans of cuDNN
-// (attention_cudnn.cpp), and two kinds of kernels of ours (attention_kernels.cuh): wgmma for Hopper, mma for every GPU.
+// (attention_cudnn.cpp), and kernels of ours: wgmma for Hopper (attention_hopper.cu), mma for every GPU
+// (attention_kernels.cuh).
 //
 // Without a choice cuDNN's first plan computes, or mma where cuDNN has none. --autotune times the ways on the operands
 // of a call. Of wgmma it first compares the results with those of another way on the same operands, because a kernel
