@@ -45,6 +45,21 @@ TEST_CASE("attention on Hopper agrees with the definition at lengths around the 
     compare({1, 150, 2, 128}, 2.0f);
 }
 
+TEST_CASE("attention on Hopper: one row of a warp alone finds a key that is far above its others, in a later tile") {
+    for (const int HS : {64, 128})
+        for (const int query : {128, 137}) {
+            const Shape s{1, 140, 1, HS};
+            auto qkv = filled<bf16>(s.tokens() * 3 * HS, 0.0f);
+            for (int64_t t = 0; t < s.T; t++) qkv[(t * 3 + 2) * HS] = bf16(float(t));
+            qkv[query * 3 * HS] = bf16(1000.0f);
+            qkv[(5 * 3 + 1) * HS] = bf16(1.0f);
+            const auto [out, lse] = forward(gpu_backend, wgmma_ops, s, qkv);
+            for (int t = 0; t < s.T; t++)
+                CHECK(std::fabs(float(out[t * HS]) - (t == query ? 5.0f : 0.5f * float(t))) <= 0.25f);
+            CHECK(std::fabs(lse[query] - 1000.0f / std::sqrt(float(HS))) < 1e-4f);
+        }
+}
+
 TEST_CASE("attention on Hopper has the same bits in two runs") {
     for (const int HS : {64, 128}) same_bits_twice<bf16>(gpu_backend, {2, 300, 3, HS}, wgmma_ops);
 }
