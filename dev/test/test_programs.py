@@ -23,7 +23,7 @@ UNIT = sorted(path.stem for path in HERE.glob("unit/test_*.cpp"))
 REPLAYS = sorted(path.stem.replace("fuzz_", "replay_") for path in HERE.glob("../fuzz/fuzz_*.cpp"))
 KERNELS = sorted(path.stem for path in HERE.glob("gpu/test_*.cu"))
 SIMT = [name for name in KERNELS if name.startswith("test_simt")]  # tests of the emulator itself
-HOPPER = [name for name in SIMT if "hopper" in name]
+HOPPER = [*(name for name in SIMT if "hopper" in name), "test_gpu_attention_wgmma"]
 GPU_TESTS = [name for name in KERNELS if name not in SIMT]
 EMULATED = [f"emulator/{name}" for name in [*KERNELS, "test_gpt2cu"]]
 # Tests with the CPU's matrix instructions in plain C++ (support/emulated_units.h), for machines with AVX-512.
