@@ -11,7 +11,7 @@
 // Rows past the last token are loaded as zeros and not stored. As keys they are behind every query that counts.
 //
 // Bound: with 64 channels, 256 queries and 64 keys take 1,024 cycles of the tensor cores, 1,024 of the units for
-// exponentials, and about 860 of the schedulers. A warp alone takes four times as long as its instructions, because
+// exponentials, and about 930 of the schedulers. A warp alone takes four times as long as its instructions, because
 // most depend on each other. So there are four warps for each scheduler, which leaves them 112 registers. Numerics as
 // in attention_mma.cuh, but for weights of up to 2^8 (raise_max).
 #pragma once
@@ -49,9 +49,7 @@ struct WgmmaForward {
     __device__ unsigned char* keys(unsigned k) const { return shared + KEYS + k % STAGES * 2 * TILE_BYTES; }
     __device__ unsigned char* values(unsigned k) const { return keys(k) + TILE_BYTES; }
     __device__ void wait_queries(unsigned i) const { mbarrier_wait(queries_full + i % 2, i / 2 & 1); }
-    __device__ void wait_keys(unsigned k, bool never = false) const {
-        mbarrier_wait(keys_full + k % STAGES, (k / STAGES & 1) ^ uint32_t(never));
-    }
+    __device__ void wait_keys(unsigned k) const { mbarrier_wait(keys_full + k % STAGES, k / STAGES & 1); }
 
     // By one thread. The warps that multiply empty a tile.
     __device__ void init_barriers() const {
@@ -112,25 +110,29 @@ __device__ __forceinline__ void load_forward_tiles(const WgmmaForward<HS>& t, co
 template <int HS>
 struct ForwardRows {
     using Tiles = WgmmaForward<HS>;
-    float scores[32], sums[HS / 2], row_max[2], row_sum[2], limit[2], factor[2], offset[2], rescale[2];
+    float scores[32], sums[HS / 2], row_max[2], row_sum[2], factor[2], offset[2], rescale[2];
     uint32_t weights[4][4];  // rounded
 
     __device__ static int own_row() { return int(threadIdx.x) % 128 / 32 * 16 + int(threadIdx.x) % 32 / 4; }
 
-    // scores = queries keys', with descriptors. wgmma_fence comes first.
-    __device__ __forceinline__ void start_scores(uint64_t queries, uint64_t keys) {
+    // scores = queries keys'
+    __device__ __forceinline__ void start_scores(const unsigned char* queries, const unsigned char* keys) {
+        const uint64_t q = descriptor_of(queries), k = descriptor_of(keys);
+        wgmma_fence();
         UNROLL
         for (int c = 0; c < HS / 16; c++) {
             const uint64_t step = c / 4 * (Tiles::PANEL_BYTES >> 4) + c % 4 * K_STEP;
-            wgmma<false, false>(scores, queries + step, keys + step, c > 0);
+            wgmma<false, false>(scores, q + step, k + step, c > 0);
         }
         wgmma_commit();
     }
 
     // sums += weights values
-    __device__ __forceinline__ void start_sums(uint64_t values) {
+    __device__ __forceinline__ void start_sums(const unsigned char* values) {
+        const uint64_t v = transposed_descriptor_of(values, Tiles::PANEL_BYTES);
+        wgmma_fence();
         UNROLL
-        for (int c = 0; c < 4; c++) wgmma<true>(sums, weights[c], values + c * TRANSPOSED_K_STEP, true);
+        for (int c = 0; c < 4; c++) wgmma<true>(sums, weights[c], v + c * TRANSPOSED_K_STEP, true);
         wgmma_commit();
     }
 
@@ -142,7 +144,7 @@ struct ForwardRows {
             if (e / 4 * 8 + e % 2 - e / 2 % 2 * 8 > row) scores[e] = -INFINITY;
     }
 
-    // Raises row_max to the scores' maximum and returns true if a score of the warp is above the limit of its row.
+    // Raises row_max to the scores' maximum and returns true if that is far above row_max in a row of the warp.
     // `rescale` is then the factor of the sums so far. Otherwise weights of up to 2^8 do no harm.
     template <bool FIRST>
     __device__ __forceinline__ bool raise_max(float scale2) {
@@ -156,17 +158,19 @@ struct ForwardRows {
                 parts[j % 2] = j < 2 ? pair : fmaxf(parts[j % 2], pair);
             }
             largest[r] = fmaxf(parts[0], parts[1]);
-        }
-        if (!FIRST && !__any_sync(FULL_MASK, largest[0] > limit[0] || largest[1] > limit[1])) return false;
-        UNROLL
-        for (int r = 0; r < 2; r++) {
             if (!FIRST) largest[r] = fmaxf(largest[r], row_max[r]);
             largest[r] = fmaxf(largest[r], __shfl_xor_sync(FULL_MASK, largest[r], 1));  // four lanes hold a row
             largest[r] = fmaxf(largest[r], __shfl_xor_sync(FULL_MASK, largest[r], 2));
+        }
+        if (!FIRST) {
+            const bool far = (largest[0] - row_max[0]) * scale2 > 8.0f || (largest[1] - row_max[1]) * scale2 > 8.0f;
+            if (!__any_sync(FULL_MASK, far)) return false;
+        }
+        UNROLL
+        for (int r = 0; r < 2; r++) {
             rescale[r] = FIRST ? 0.0f : exp2_fast((row_max[r] - largest[r]) * scale2);
             row_sum[r] = FIRST ? 0.0f : row_sum[r] * rescale[r];
             row_max[r] = largest[r];
-            limit[r] = largest[r] + 8.0f / scale2;
             // As in attention_mma.cuh: where the rounding error of the offset could overflow, any two different scores
             // are so far apart that every positive scale gives the same weights.
             factor[r] = fabsf(largest[r]) * scale2 < 0x1p30f ? scale2 : 0.125f;
@@ -239,20 +243,10 @@ struct ForwardGroup {
         }
     }
 
-    // Descriptors of tile k of the queue.
-    __device__ uint64_t keys(unsigned k) const {
-        return descriptor_of(t.keys(0)) + k % Tiles::STAGES * (2 * Tiles::TILE_BYTES >> 4);
-    }
-    __device__ uint64_t values(unsigned k) const {
-        return transposed_descriptor_of(t.values(0), Tiles::PANEL_BYTES) +
-               k % Tiles::STAGES * (2 * Tiles::TILE_BYTES >> 4);
-    }
-
     // Attends to all keys, `last` is the last tile's number.
-    __device__ __forceinline__ void attend(uint64_t queries, unsigned last) {
+    __device__ __forceinline__ void attend(const unsigned char* queries, unsigned last) {
         t.wait_keys(k);
-        wgmma_fence();
-        rows.start_scores(queries, keys(k));
+        rows.start_scores(queries, t.keys(k));
         wgmma_wait<0>();
         rows.mask();
         rows.template raise_max<true>(scale * LOG2_E);
@@ -265,22 +259,20 @@ struct ForwardGroup {
         UNROLL_BY(1)
         for (; k < last; k++) {
             if (raised) rows.rescale_sums();
-            wgmma_fence();
-            rows.start_scores(queries, keys(k + 1));
-            rows.start_sums(values(k));
+            rows.start_scores(queries, t.keys(k + 1));
+            rows.start_sums(t.values(k));
             wgmma_wait<1>();  // for the scores
             raised = rows.template raise_max<false>(scale * LOG2_E);
             rows.compute_weights();
-            // ptxas would move the weights down behind the next wait, and the sums would not be beside them. It does
-            // not know that the weights' sum is never negative.
-            if (k + 1 < last) t.wait_keys(k + 2, rows.row_sum[0] + rows.row_sum[1] < 0.0f);
+            // Here, because ptxas would move the next wait up to the one before, and the sums would not be beside the
+            // weights.
+            if (k + 1 < last) t.wait_keys(k + 2);
             wgmma_wait<0>();
             release_keys(k);
             rows.round_weights();
         }
         if (raised) rows.rescale_sums();
-        wgmma_fence();
-        rows.start_sums(values(k));
+        rows.start_sums(t.values(k));
         wgmma_wait<0>();
         release_keys(k++);
     }
@@ -316,7 +308,7 @@ struct ForwardGroup {
             const int part = i % 2 == 0 ? group : Tiles::GROUPS - 1 - group, keys = tile * Tiles::GROUPS + part + 1;
             t.wait_queries(i);
             skip(Tiles::GROUPS - 1 - part);
-            attend(descriptor_of(t.queries(i, part)), k + unsigned(keys) - 1);
+            attend(t.queries(i, part), k + unsigned(keys) - 1);
             release(t.queries_empty + i % 2);
             i++;
             store(head, (tile * Tiles::GROUPS + part) * 64);
