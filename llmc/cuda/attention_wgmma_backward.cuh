@@ -156,41 +156,22 @@ struct BackwardTile {
     }
 };
 
-// The thread that loads the tiles, and O with the first keys. The L2 cache loads what comes from memory PREFETCHED
-// tiles earlier.
+// The thread that loads the tiles, and O with the first keys.
 template <int HS>
 struct BackwardLoader {
     using W = WgmmaBackward<HS>;
-    static constexpr int PREFETCHED = 4;
     const W& shared;
     const CUtensorMap *qkv_map, *dout_map, *out_map;
     const BackwardArgs& args;
 
-    // Calls f(x, y, z, bytes from the tile's start) for each box of a tile's queries, keys or values (part 0, 1 or 2).
-    template <class F>
-    __device__ __forceinline__ void for_boxes(int part, const BackwardTile<HS>& t, F f) const {
+    // The boxes of a tile's queries, keys or values (part 0, 1 or 2).
+    __device__ __forceinline__ void load(unsigned char* to, const CUtensorMap* map, int part, const BackwardTile<HS>& t,
+                                         uint64_t* full) const {
         const int row = part ? t.n * W::KEYS : t.m * W::QUERIES, rows = part ? W::KEYS : W::QUERIES;
         const int b = t.head / args.NH, column = (part * args.NH + t.head % args.NH) * HS;
         for (int c = 0; c < HS; c += 64)
-            for (int r = 0; r < rows; r += W::BOX_ROWS) f(column + c, row + r, b, (c / 64 * rows + r) * 128);
-    }
-    __device__ __forceinline__ void load(unsigned char* to, const CUtensorMap* map, int part, const BackwardTile<HS>& t,
-                                         uint64_t* full) const {
-        for_boxes(part, t, [&](int x, int y, int z, int at) { tma_load(to + at, map, x, y, z, full); });
-    }
-    __device__ __forceinline__ void prefetch(const CUtensorMap* map, int part, const BackwardTile<HS>& t) const {
-        for_boxes(part, t, [&](int x, int y, int z, int) { tma_prefetch(map, x, y, z); });
-    }
-
-    __device__ __forceinline__ void prefetch_tile(const BackwardTile<HS>& t) const {
-        if (t.has_new_keys(args)) {
-            prefetch(qkv_map, 1, t);
-            prefetch(qkv_map, 2, t);
-        }
-        if (!t.has_first_keys()) return;
-        prefetch(qkv_map, 0, t);
-        prefetch(dout_map, 0, t);
-        prefetch(out_map, 0, t);
+            for (int r = 0; r < rows; r += W::BOX_ROWS)
+                tma_load(to + (c / 64 * rows + r) * 128, map, column + c, row + r, b, full);
     }
     __device__ __forceinline__ void load_keys(const BackwardTile<HS>& t) const {
         const int s = t.keys_number % W::KEY_BUFFERS;
@@ -208,10 +189,7 @@ struct BackwardLoader {
     }
     __device__ __forceinline__ void run() const {
         int outs = 0;
-        BackwardTile<HS> ahead(args);
         for (BackwardTile<HS> t(args); t.exists(args); t = t.next(args)) {
-            for (; ahead.exists(args) && ahead.number < t.number + PREFETCHED; ahead = ahead.next(args))
-                prefetch_tile(ahead);
             if (t.has_new_keys(args)) load_keys(t);
             if (t.has_new_queries(args)) load_queries(t);
             if (!t.has_first_keys()) continue;

@@ -131,11 +131,6 @@ __device__ __forceinline__ void tma_load(void* to, const CUtensorMap* map, int x
         "l"(map), "r"(simt::shared_address(barrier)), "r"(x), "r"(y), "r"(z)
         : "memory");
 }
-// Loads a box into the L2 cache, some time.
-__device__ __forceinline__ void tma_prefetch(const CUtensorMap* map, int x, int y, int z) {
-    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1, %2, %3}];" ::"l"(map), "r"(x), "r"(y), "r"(z)
-                 : "memory");
-}
 // To the same place in each block of the cluster whose bit is set.
 __device__ __forceinline__ void tma_load_multicast(void* to, const CUtensorMap* map, int x, int y, uint64_t* barrier,
                                                    uint16_t blocks) {
@@ -331,7 +326,6 @@ __forceinline__ void tma_load(void* to, const CUtensorMap* map, int x, int y, ui
 __forceinline__ void tma_load(void* to, const CUtensorMap* map, int x, int y, int z, uint64_t* barrier, SIMT_SITE) {
     simt::tensor_load(to, map, {x, y, z}, barrier, 0, site);
 }
-__forceinline__ void tma_prefetch(const CUtensorMap*, int, int, int) {}
 __forceinline__ void tma_load_multicast(void* to, const CUtensorMap* map, int x, int y, uint64_t* barrier,
                                         uint16_t blocks, SIMT_SITE) {
     simt::tensor_load(to, map, {x, y, 0}, barrier, blocks, site);
