@@ -97,11 +97,10 @@ ASSUMPTIONS = {
                                     "TFLOP/s on H200; 288 on H100 (FlashAttention-3 paper, figure 5)"),
     "attention_backward": Assumption(0.225, 0.20, 0.25, OPS + " --op attention_backward", "deterministic, which stores "
                                      "dS: 221 and 224 TFLOP/s on H200; about 255 with --deterministic off"),
-    "attention_forward by wgmma": Assumption(0.41, 0.37, 0.47, "bench_ops --attention wgmma --op attention_forward",
-                                             "predicted from the kernel's instructions, never timed: 0.22 to 0.28 ms a "
-                                             "layer of 124M, B 64"),
-    "attention_backward by wgmma": Assumption(0.45, 0.33, 0.53, "bench_ops --attention wgmma --op attention_backward",
-                                              "predicted the same way, never timed: 0.49 to 0.80 ms a layer"),
+    "attention_forward by wgmma": Assumption(0.39, 0.37, 0.42, OPS + " --attention wgmma --op attention_forward",
+                                             "386 TFLOP/s in a row on H200, 412 alone"),
+    "attention_backward by wgmma": Assumption(0.32, 0.29, 0.33, OPS + " --attention wgmma --op attention_backward",
+                                              "316 TFLOP/s in a row on H200, 319 alone; 284 at 1558M"),
     "attention, no Hopper": Assumption(0.35, 0.3, 0.5, OPS, "an estimate: FlashAttention-2 has 0.50 to 0.73 of an A100 "
                                        "(its paper), less with 64 channels and T 1024"),
     "attention fp32": Assumption(0.15, 0.1, 0.3, OPS, "an estimate: our own kernels on the FMA units, never timed"),
