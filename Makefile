@@ -65,6 +65,9 @@ FAST := $(FAST:%=llmc/%) $(basename $(wildcard llmc/cpu/*.cpp dev/bench/*.cpp))
 $(foreach folder,$(BUILD) $(BUILD)/cuda $(BUILD)/units,$(FAST:%=$(folder)/%.o)): OPT := $(call OPTIMIZE,-O3,-O1)
 
 $(patsubst %,$(BUILD)/llmc/cpu/%.o,avx2 avx512 avx512bf16 amx neon matmul_fp32): CONTRACT :=
+# Without -O1 an instruction set's object has copies of other sources' inline functions, and the linker could choose
+# these for all of the program. test_cpu_isa.py looks for them.
+$(patsubst %,$(BUILD)/llmc/cpu/%.o,avx2 avx512 avx512bf16 amx): OPT := $(subst -O0,-O1,$(call OPTIMIZE,-O3,-O1))
 %/llmc/parallel/rendezvous.o: CXXFLAGS += $(if $(CRYPTO_FOUND),-DUSE_LIBCRYPTO $(CRYPTO_FLAGS))
 %/llmc/parallel/comm.o $(addprefix %/,$(MPI_SOURCES:.cpp=.o)): CXXFLAGS += $(MPI_FLAGS)
 

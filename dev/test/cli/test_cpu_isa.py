@@ -2,6 +2,7 @@
 log.jsonl."""
 
 import os
+import platform
 import re
 from collections import Counter
 from pathlib import Path
@@ -158,3 +159,17 @@ def test_a_cpu_quota_is_shared_by_ranks_and_the_user_overrides_it(quota, data, t
         assert threads(0.6, OMP_NUM_THREADS=count) == ["2: OMP_NUM_THREADS", 2]
     half = cores // 2
     assert threads(cores, "--ranks 2", OMP_NUM_THREADS="") == [f"{half}: {cores} cores, shared by 2 ranks", half]
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the other architectures have one instruction set")
+@pytest.mark.parametrize("name", ["avx2", "avx512", "avx512bf16", "amx"])
+def test_an_instruction_sets_object_has_no_copy_of_a_function_of_others(name):
+    """A weak symbol may stand for all copies in the program, and would run where the CPU lacks the instructions."""
+    source, item = f"llmc/cpu/{name}.cpp", f"llmc/cpu/{name}.o"
+    built = Path(PROGRAM).resolve().parent / item
+    symbols = execute("nm", "-C", built).out
+    assert f"cpu::{name}::" in symbols
+    weak = [line for line in symbols.splitlines() if re.search(r" [WVu] (?!DW\.ref\.)", line)]
+    assert [line for line in weak if f"cpu::{name}::" not in line] == []
+    command = execute("make", "-C", ROOT, "-n", "V=1", "DEBUG=1", "-W", source, f"build/release-debug/{item}").out
+    assert " -O1 " in command and " -O0 " not in command  # -O0 has copies
