@@ -143,11 +143,11 @@ TEST_CASE_TEMPLATE("products of a batch of matrices agree with the definition", 
 }
 
 TEST_CASE_TEMPLATE("a matrix times itself has the bits of two equal ones", floatX, float, bf16) {
-    for (const auto& [N, IC] : {std::pair(1, 5), {130, 40}, {192, 8}, {400, 70}}) {
+    for (const auto& size : {std::pair(1, 5), {130, 40}, {192, 8}, {400, 70}}) {
+        const int N = size.first, IC = size.second;
         CAPTURE(N);
-        const auto x = random_tensor<floatX>(int64_t(2) * N * IC, 1),
-                   same = random_tensor<floatX>(int64_t(2) * N * IC, 1);
-        auto got = poisoned<floatX>(int64_t(2) * N * N), want = poisoned<floatX>(int64_t(2) * N * N);
+        const auto x = random_tensor<floatX>(int64_t(2) * N * IC, 1), same = random_tensor<floatX>(x.size(), 1);
+        auto got = poisoned<floatX>(int64_t(2) * N * N), want = poisoned<floatX>(got.size());
         cpu_backend.on_each_variant([&] {
             ops::matmul_batch<floatX>(want.data(), x.data(), same.data(), true, 2, N, IC, N, nullptr);
             ops::matmul_batch<floatX>(got.data(), x.data(), x.data(), true, 2, N, IC, N, nullptr);
