@@ -1,5 +1,5 @@
 # sanitize.mk: the flags of SANITIZE=address,undefined, SANITIZE=thread, SANITIZE=memory and SANITIZE=stores. The last
-# is no sanitizer: clang then shows the emulator each load and store of a kernel (dev/simt/hopper.cpp).
+# is no sanitizer: clang then shows the emulator each load and store of a kernel (dev/simt/chunks.cpp).
 
 ifneq ($(SANITIZE),)
 ifeq ($(SANITIZE),stores)

@@ -1,5 +1,5 @@
 // block.h: the state of a running block, shared by emulator.cpp (fibers and scheduler), warp.cpp (warp operations and
-// barriers), shared_memory.cpp (shared memory and cp.async) and hopper.cpp (asynchronous instructions).
+// barriers), shared_memory.cpp (shared memory and cp.async) and the files of engines.h (asynchronous instructions).
 #pragma once
 #include "internal.h"
 
@@ -14,7 +14,7 @@ enum class State : uint8_t { fresh, ready, at_warp_operation, at_barrier, blocke
 
 struct Slot;  // a lane's operands of a warp operation (warp.cpp)
 struct Block;
-struct Engines;  // a block's asynchronous instructions (hopper.cpp)
+struct Engines;  // a block's asynchronous instructions (engines.h)
 
 struct Thread {
     Block* block = nullptr;

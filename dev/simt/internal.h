@@ -1,6 +1,6 @@
 // internal.h: functions shared by the emulator's source files, and the sanitizers' hooks. emulator.cpp, warp.cpp,
-// shared_memory.cpp and hopper.cpp run kernels; occupancy.cpp says which launches fit; cudart.cpp, streams.cpp and
-// capture.cpp are the CUDA runtime; the others are CUDA's libraries.
+// shared_memory.cpp and the files of engines.h run kernels; occupancy.cpp says which launches fit; cudart.cpp,
+// streams.cpp and capture.cpp are the CUDA runtime; the others are CUDA's libraries.
 //
 // The hooks are weak symbols, null unless the program is linked with the sanitizer. The emulator's files are therefore
 // compiled once, without -fsanitize, for all sanitizers. They must not be instrumented: AddressSanitizer would report
