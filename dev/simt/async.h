@@ -58,6 +58,9 @@ struct Wgmma {
     uint64_t a, b;
     const uint32_t* registers;
 };
+// Accumulators of a pending product are this NaN, which multiplications and additions keep. expect_returned reports it.
+constexpr uint32_t PENDING = 0x7feacc5a;
+void expect_returned(float x, float y, Site site);
 void wgmma_fence();
 void wgmma(float* d, Wgmma w, Site site);
 void wgmma_commit();

@@ -72,10 +72,25 @@ void check_write(const Block& b, const void* p, const char* who, Site site) {
 void note_store(Block& b, const void* p, Site site) {
     Chunk& c = chunk_at(b, p);
     check_write(b, p, "a thread", site);
+    if (c.time != now) c.first_row = 0;  // else this is the store of the stmatrix that was noted
     c.writer = Chunk::thread;
     c.number = uint16_t(number(*b.current));
     c.time = ++now;
     c.site = site;
+}
+
+// A tile's rows have `width` bytes. A wrong swizzle scatters the eight rows of a matrix over columns and rows.
+void check_matrix(const Block& b, int64_t address, int width, const char* who, Site site) {
+    const Chunk& c = chunk_at(b, pointer(b, address));
+    if (c.writer != Chunk::thread || !c.first_row || width == int(CHUNK)) return;
+    const int64_t first = swizzled(int64_t(c.first_row * CHUNK) - int64_t(STATIC_BYTES), width);
+    const int64_t place = swizzled(address, width);
+    if (place / width == first / width || place % width == first % width) return;
+    const Site from = resolved(c.site);
+    report_with(site,
+                "%s reads row %d of a matrix of the stmatrix at %s:%d from column %d of chunks and its first row from "
+                "column %d: it was stored without the swizzle of %d bytes",
+                who, c.number % 8, from.file, from.line, int(place % width / CHUNK), int(first % width / CHUNK), width);
 }
 
 void copy_plain(void* to, const void* from, size_t bytes) {

@@ -24,6 +24,8 @@ struct Chunk {
     uint64_t time;              // of the write
     // The place in TMA's box, and the box: rows, and columns of 16 bytes. No columns: not by TMA, or without a box.
     uint16_t row, rows, column, columns;
+    // By stmatrix: the chunk of its matrix's first row. Else 0.
+    uint16_t first_row;
     Site site;  // of the write
 };
 
@@ -47,7 +49,7 @@ struct Accumulators {
     float* at;
     int count;
     bool pending;
-    int64_t last, fences;  // the last product; the thread's fences when it got them back
+    int64_t last, before, fences;  // the last pending products, or -1; the thread's fences when it got them back
     float values[128], returned[128];
 };
 
@@ -57,6 +59,8 @@ struct ThreadState {
     int64_t fences, issued, waited, groups, group_end[MAX_WGMMA_GROUPS];  // of wgmma
     int64_t store_groups, stores_waited, last_store;                      // last_store: its group + 1
     int seen[MAX_BARRIERS];                                               // last phase waited for, + 2
+    int matrices;                                                         // by stmatrix
+    const void* rows[2];                                                  // given to even and odd ones
     char read_edge, write_edge;                                           // of stores
     Accumulators accumulators[MAX_ACCUMULATORS];
 };
@@ -158,6 +162,8 @@ void check_read(const Block& b, const void* p, const char* who, bool by_async, i
 // Reports a write to the chunk while a copy or product is pending that reads or writes it.
 void check_write(const Block& b, const void* p, const char* who, Site site);
 void note_store(Block& b, const void* p, Site site);
+// Reports a read of the chunk at an address if a matrix of stmatrix is not in one row or column of chunks there.
+void check_matrix(const Block& b, int64_t address, int width, const char* who, Site site);
 void copy_plain(void* to, const void* from, size_t bytes);  // not memcpy, which sanitizers see
 void copy(void* to, const void* from, size_t bytes);        // with what MemorySanitizer knows
 

@@ -7,10 +7,12 @@
 //   phases       who reads what TMA has written must have waited for that phase of its mbarrier. A thread waits once
 //                for each phase, since a parity cannot tell a phase from the one before the last.
 //   overwriting  nobody writes operands of a pending wgmma or the source of a pending store, or what TMA still writes.
-//   registers    accumulators belong to wgmma until its wait: they are NaN meanwhile. wgmma_fence must follow each
-//                change by the thread. setmaxnreg takes registers from a pool that others must have filled.
+//   registers    accumulators belong to wgmma until its wait: they are a NaN meanwhile, which pack_bf16 reports.
+//                wgmma_fence must follow each change by the thread. setmaxnreg takes registers from a pool that others
+//                must have filled.
 //   descriptors  operands begin where their swizzle repeats, lie in shared memory that something has written, and have
-//                the rows and columns of a TMA load in order.
+//                the rows and columns of a TMA load in order. Products that accumulate have the same rows of a load.
+//   swizzles     what stmatrix has written is read with the swizzle with which its addresses were computed.
 //   ends         threads wait for their products and stores; blocks of a cluster outlive arrivals at their mbarriers.
 // A deadlock prints what each mbarrier still expects. Other wrong offsets give wrong numbers, as on a GPU.
 //

@@ -95,7 +95,10 @@ static void begin_transfer(Block& b, const Transfer& given) {
     release(&t.edge);
     for_parts(t, b, [&](char*, char* shared, int64_t, int64_t) {
         if (!t.is_store) check_write(b, shared, "a TMA load", t.site);
-        if (t.is_store) check_read(b, shared, "a bulk store", true, t.thread->warp, 1, t.site);
+        if (t.is_store) {
+            check_read(b, shared, "a bulk store", true, t.thread->warp, 1, t.site);
+            check_matrix(b, shared - pointer(b, 0), t.map.swizzle, "a bulk store", t.site);
+        }
         (t.is_store ? chunk_at(b, shared).readers : chunk_at(b, shared).writers)++;
     });
     if (config.async == Async::early) execute_transfer(b, e.num_transfers - 1);

@@ -63,6 +63,9 @@ static void check_descriptor(const Block& b, uint64_t descriptor, int outer, boo
 // What one TMA load has brought must be an operand's rows and columns in order. (If k of several columns are in a tile,
 // the next columns are in the next tile, and a box of three dimensions may be several tiles.)
 static void check_order(const Block& b, uint64_t descriptor, int outer, bool transposed, Site site) {
+    for_chunks(descriptor, outer, transposed, [&](int64_t address, int, int) {
+        check_matrix(b, address, Descriptor(descriptor).width, "wgmma", site);
+    });
     const Chunk& first = chunk_at(b, pointer(b, operand_address(descriptor, 0, 0, transposed)));
     if (first.writer != Chunk::copy || !first.columns) return;
     for_chunks(descriptor, outer, transposed, [&](int64_t address, int o, int k) {
@@ -76,6 +79,34 @@ static void check_order(const Block& b, uint64_t descriptor, int outer, bool tra
                         "offset, stride or swizzle",
                         c.row, c.site.file, c.site.line, row);
     });
+}
+
+// The first element of an operand in the box of a TMA load.
+struct Origin {
+    const Chunk* chunk;
+    int outer;
+};
+static Origin origin(const Block& b, uint64_t descriptor, bool transposed) {
+    const Chunk& c = chunk_at(b, pointer(b, operand_address(descriptor, 0, 0, transposed)));
+    return {&c, transposed ? c.column * 8 : c.row % std::max<int>(c.rows, 1)};
+}
+
+// Pending products that accumulate in the same registers must have the same rows of A and columns of B, so those that
+// one load has brought are the same. (Not compared between matrices of a box of three dimensions.)
+static void check_sum(const Block& b, uint64_t before, uint64_t now, bool transposed, char operand, Site site) {
+    const Origin x = origin(b, before, transposed), y = origin(b, now, transposed);
+    if (x.chunk->writer != Chunk::copy || y.chunk->writer != Chunk::copy || x.chunk->time != y.chunk->time) return;
+    if (!x.chunk->columns || x.chunk->row / x.chunk->rows != y.chunk->row / y.chunk->rows || x.outer == y.outer) return;
+    report_with(site,
+                "wgmma accumulates %s %d of the box of the TMA load at %s:%d, as operand %c, upon %s %d: a descriptor "
+                "has a wrong step of k",
+                transposed ? "column" : "row", y.outer, y.chunk->site.file, y.chunk->site.line, operand,
+                transposed ? "column" : "row", x.outer);
+}
+static void check_sum(const Block& b, const Product& before, const Product& p) {
+    if (!p.w.registers && !before.w.registers && p.w.transposed_a == before.w.transposed_a)
+        check_sum(b, before.w.a, p.w.a, p.w.transposed_a, 'A', p.site);
+    if (p.w.transposed_b == before.w.transposed_b) check_sum(b, before.w.b, p.w.b, p.w.transposed_b, 'B', p.site);
 }
 
 static float widened(uint32_t pair, int half) { return std::bit_cast<float>(half ? pair & 0xffff0000u : pair << 16); }
@@ -145,6 +176,7 @@ static uint8_t give_accumulators(ThreadState& s, float* d, int count, int64_t pr
         s.accumulators[i].fences = -1;
     }
     Accumulators& a = s.accumulators[i];
+    a.before = a.pending ? a.last : -1;
     a.last = product;
     if (a.pending) return uint8_t(i);
     bool changed = s.fences == 0;
@@ -152,10 +184,23 @@ static uint8_t give_accumulators(ThreadState& s, float* d, int count, int64_t pr
         changed = changed || std::bit_cast<uint32_t>(a.returned[k]) != std::bit_cast<uint32_t>(d[k]);
     if (changed) report("wgmma uses accumulators that the thread has changed, without wgmma_fence", site);
     copy_plain(a.values, d, size_t(count) * 4);
-    fill(d, uninitialized, size_t(count) * 4);
+    for (int k = 0; k < count; k++) d[k] = std::bit_cast<float>(PENDING);
     if (__msan_unpoison) __msan_unpoison(d, size_t(count) * 4);  // the product writes them
     a.pending = true;
     return uint8_t(i);
+}
+
+void expect_returned(float x, float y, Site site) {
+    const auto is_pending = [](float v) { return (std::bit_cast<uint32_t>(v) & 0x7fffffff) == PENDING; };
+    if (!running || !running->uses_engines || !(is_pending(x) || is_pending(y))) return;
+    const Thread& t = *running->current;
+    const ThreadState& s = state(t);
+    if (!s.issued) return;
+    int64_t product = s.issued - 1;
+    for (int i = 0; i < s.num_accumulators; i++)
+        if (s.accumulators[i].pending) product = s.accumulators[i].last;
+    const Site from = t.block->engines->groups[t.warp / 4].products[product % MAX_PRODUCTS].site;
+    report_with(site, "a thread uses an accumulator of the wgmma at %s:%d before wgmma_wait", from.file, from.line);
 }
 
 static bool same(const Wgmma& x, const Wgmma& y) {
@@ -197,6 +242,9 @@ void wgmma(float* d, Wgmma w, Site site) {
     });
     if (!w.registers) check_order(b, w.a, 64, w.transposed_a, site);
     check_order(b, w.b, w.n, w.transposed_b, site);
+    const int64_t before = s.accumulators[p.accumulators[number_in_group]].before;
+    if (w.accumulate && before >= 0 && g.begun - before <= MAX_PRODUCTS)
+        check_sum(b, g.products[before % MAX_PRODUCTS], p);
     g.issued++;
     wake(b, &g);
     if (config.async == Async::early) execute_next_product(b, g);
@@ -231,8 +279,14 @@ void exchange_matrices(const uint32_t* registers, bool transpose, void* row, uin
     Block& b = block_with_engines();
     check_aligned(row, 16, "stmatrix: a row is not 16-byte aligned", site);
     if (!is_shared(row, 16)) report("stmatrix: a row is not in shared memory", site);
+    // The lanes meet in stmatrix, so none is more than one matrix ahead of another.
+    ThreadState& s = state(*b.current);
+    const int parity = s.matrices++ % 2;
+    s.rows[parity] = row;
     stmatrix(registers, transpose, out, site);
     note_store(b, row, site);
+    const ThreadState& first = b.engines->threads[number(*b.current) / 8 * 8];
+    chunk_at(b, row).first_row = uint16_t(size_t(static_cast<const char*>(first.rows[parity]) - b.shared) / CHUNK);
 }
 
 }  // namespace simt

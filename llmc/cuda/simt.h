@@ -242,7 +242,10 @@ void store64(T* p, Vec<T, int(8 / sizeof(T))> v, SIMT_SITE) {
     std::memcpy(p, &v, 8);
 }
 
-inline uint32_t pack_bf16(float low, float high) { return bf16(low).bits | uint32_t(bf16(high).bits) << 16; }
+inline uint32_t pack_bf16(float low, float high, SIMT_SITE) {
+    simt::expect_returned(low, high, site);
+    return bf16(low).bits | uint32_t(bf16(high).bits) << 16;
+}
 template <class Format>
 uint32_t pack_fp8(float x0, float x1, float x2, float x3) {
     return fp8_code<Format>(x0) | uint32_t(fp8_code<Format>(x1)) << 8 | uint32_t(fp8_code<Format>(x2)) << 16 |

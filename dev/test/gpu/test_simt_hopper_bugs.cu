@@ -41,18 +41,18 @@ TEST_CASE("bug: a wrong phase, parity, count or order of mbarriers is reported")
 
 TEST_CASE("bug: operands or accumulators that a wgmma still has are reported") {
     gemm_bug(5, "a TMA load overwrites an operand of the wgmma at dev/test/gpu/hopper_kernels.cuh:");
-    gemm_bug(6, "a TMA load overwrites an operand of the wgmma at dev/test/gpu/hopper_kernels.cuh:");
+    gemm_bug(6, "a thread uses an accumulator of the wgmma at dev/test/gpu/hopper_kernels.cuh:");
     gemm_bug(10, "wgmma uses accumulators that the thread has changed, without wgmma_fence");
-    chain_bug(23, "wrong result: an error of inf");  // they are NaN until the wait
+    chain_bug(23, "a thread uses an accumulator of the wgmma at dev/test/gpu/hopper_kernels.cuh:");
     chain_bug(24, {"without fence_proxy_async", "without fence_proxy_async", race, "without fence_proxy_async"});
     chain_bug(26, "without fence_proxy_async");
 }
 
-TEST_CASE("bug: wrong offsets, strides and swizzles are reported, or give wrong results") {
+TEST_CASE("bug: wrong offsets, strides, steps and swizzles are reported") {
     gemm_bug(3, "a descriptor has a wrong offset, stride or swizzle");
     gemm_bug(12, "wgmma reads row 4 of the box of the TMA load at dev/test/gpu/hopper_kernels.cuh:");
-    gemm_bug(4, wrong);
-    gemm_bug(13, wrong);
+    gemm_bug(4, "it was stored without the swizzle of 128 bytes");
+    gemm_bug(13, "upon row 0: a descriptor has a wrong step of k");
 }
 
 // Each of these makes one thread or one operation wrong, in a block of 128 threads.
