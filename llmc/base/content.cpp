@@ -13,6 +13,7 @@ struct Magic {
 }  // namespace
 
 static constexpr const char *UNZIP = "unpack it with unzip", *TO_UTF8 = "convert it with iconv -f UTF-16 -t UTF-8",
+                            *UTF32_TO_UTF8 = "convert it with iconv -f UTF-32 -t UTF-8",
                             *TO_PARQUET = "convert it to Parquet or JSON lines", *NUMBERS = "it holds no text",
                             *WEIGHTS = "it holds the weights of a model";
 
@@ -62,6 +63,8 @@ static constexpr Magic known[] = {
     {0, "%PDF-"sv, {"a PDF document", "convert it with pdftotext"}},
     {0, "\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"sv, {"an old Office document", "save it as text"}},
     {0, "{\\rtf"sv, {"an RTF document", "save it as text"}},
+    {0, "\xff\xfe\0\0"sv, {"UTF-32", UTF32_TO_UTF8}},
+    {0, "\0\0\xfe\xff"sv, {"UTF-32", UTF32_TO_UTF8}},
     {0, "\xff\xfe"sv, {"UTF-16", TO_UTF8}},
     {0, "\xfe\xff"sv, {"UTF-16", TO_UTF8}},
 };

@@ -62,6 +62,8 @@ TEST_CASE("inputs that are empty or not text are refused, and JSONL that is brok
         {"a.parquet", "x", "a.parquet: is no Parquet file; get it again"},
         {"a.txt.gz", "", "is empty, and its name says that it is packed"},
         {"a.txt", "\xff\xfe.", "is UTF-16, not text; convert it with iconv"},
+        {"a.txt", std::string("\xff\xfe\0\0.\0\0\0", 8), "is UTF-32, not text; convert it with iconv -f UTF-32"},
+        {"a.txt", std::string("\0\0\xfe\xff\0\0\0.", 8), "is UTF-32, not text; convert it with iconv -f UTF-32"},
         {"a.txt", "", "a.txt: is empty"},
         {"a.jsonl", "\n", "the input (1 file) has no documents: it has no rows, or blank lines only"},
         {"a.csv", "text\n", "the input (1 file) has no documents"},
