@@ -111,9 +111,11 @@ static int generate_text(const Options& o, Comm& comm) {
 
 int run_generate(const Options& o, Dtype dtype, Comm& comm) {
     const int ranks = comm.world_size;
-    ENSURE(ranks == o.tensor_parallel,
-           "generate needs as many ranks as --tensor-parallel %d says, and there %s %d; give --ranks %d",
-           o.tensor_parallel, ranks == 1 ? "is" : "are", ranks, o.tensor_parallel);
+    ENSURE(
+        ranks == o.tensor_parallel,
+        "generate needs as many ranks as --tensor-parallel %d says, and there %s %d; start it with --ranks %d, or by a "
+        "launcher with as many",
+        o.tensor_parallel, ranks == 1 ? "is" : "are", ranks, o.tensor_parallel);
     batch_memory_advice = device_memory_is_host() ? "free memory, or try a machine with more"
                                                   : "free memory, or try --tensor-parallel on more ranks";
     return with_dtype(dtype, [&]<class floatX>(floatX) { return generate_text<floatX>(o, comm); });

@@ -206,7 +206,8 @@ def test_commands_that_do_not_divide_their_work_are_refused(trained, data, tmp_p
     for n, text, command in [
         (2, "tokenize runs in one process, but mpirun started 2, which would all do the same; start it without mpirun",
          ["tokenize", data.with_suffix(".txt"), "--output", tmp_path / "tokens", "--train-bpe", 300]),
-        (3, "generate needs as many ranks as --tensor-parallel 2 says, and there are 3; give --ranks 2",
+        (3, "generate needs as many ranks as --tensor-parallel 2 says, and there are 3; start it with --ranks 2, or "
+         "by a launcher with as many",
          ["generate", *init, "--tensor-parallel", 2])]:
         ranks_refuse(text, ranks(n).command(command))
     assert not (tmp_path / "tokens").exists()
