@@ -224,10 +224,17 @@ static std::string bytes_of(const Chunk& chunk, const Document& document) {
     return chunk.bytes.substr(document.begin, document.end - document.begin);
 }
 
+// Whether a row of a JSON file cannot be an object. A value of an array ends where the file does, so it is not parsed.
+static bool is_no_object(const Chunk& chunk, const Document& document) {
+    return chunk.file->format == Format::json && chunk.bytes[document.begin] != '{';
+}
+
 static nlohmann::json row_of(const Chunk& chunk, const Document& document) {
     const std::string text = bytes_of(chunk, document), where = place_of(chunk, document);
     const char delimiter = delimiter_of(chunk.file->format);
     if (!delimiter) {
+        if (is_no_object(chunk, document))
+            fail(EXIT_BAD_DATA, "%s: is not an object {...}; a JSON file must consist of them", where.c_str());
         nlohmann::json row = parse_row(text, where);
         if (!row.is_object())
             fail(EXIT_BAD_DATA, "%s: is JSON, but not an object {...}; each line of this file must be one",
@@ -265,7 +272,8 @@ template <class F>
 static void use_row(const Chunk& chunk, const Document& document, F f) try {
     f(row_of(chunk, document));
 } catch (const Error&) {
-    if (!delimiter_of(chunk.file->format)) check_row(bytes_of(chunk, document), place_of(chunk, document));
+    if (!delimiter_of(chunk.file->format) && !is_no_object(chunk, document))
+        check_row(bytes_of(chunk, document), place_of(chunk, document));
     throw;
 }
 
