@@ -47,8 +47,9 @@ for version in 13.0.88 13.5.37; do
     python3 -m venv "$folder/$version"
     "$folder/$version/bin/pip" install -q --no-deps nvidia-{cuda-nvcc,cuda-crt,nvvm}==$version \
         nvidia-cuda-runtime==${version%.*}.*
+    nvcc=$(echo "$folder/$version"/lib/python3.*/site-packages/nvidia/cu13/bin/nvcc)
     for options in sm_80 sm_89 sm_90 "sm_90 --fmad=false" sm_100; do
-        "$folder/$version"/lib/python3.*/site-packages/nvidia/cu13/bin/nvcc -arch=$options -cubin \
+        "$nvcc" -arch=$options -cubin \
             -o "$folder/kernels.cubin" "$folder/kernels.cu"
         python3 "$folder/count.py" "$folder/kernels.cubin" $version $options
     done
