@@ -1,10 +1,18 @@
-// hopper_modes.h: the emulator's modes for kernels that use the instructions of hopper.h.
+// hopper_modes.h: for tests of kernels that use the instructions of hopper.h.
 #pragma once
 #include <doctest/doctest.h>
 
 #include <vector>
 
+#include "cuda/attention_ways.h"
 #include "cuda/simt.h"
+#include "support/skip.h"
+
+inline bool skips_on_other_gpus() {
+    if (gpu::runs_hopper_code()) return false;
+    skip_case("these kernels need a GPU of compute capability 9.0 and a program built for sm_90a");
+    return true;
+}
 
 // Copies and products run late, early and at random, with the threads in several orders.
 template <class F>

@@ -1,4 +1,5 @@
-// hopper_runs.h: runs the kernels of hopper_kernels.cuh and compares their results with plain sums.
+// hopper_runs.h: runs the kernels of hopper_kernels.cuh, with OneBug or NoBugs, and compares their results with plain
+// sums.
 #pragma once
 #include <cmath>
 
@@ -23,17 +24,17 @@ struct Worst {
     }
 };
 
-template <int BN, int CLUSTER, bool TRANSPOSED_B, bool RESIDUAL>
-double gemm_error(int M, int N, int K, int blocks, int bug = 0) {
+template <int BN, int CLUSTER, bool TRANSPOSED_B, bool RESIDUAL, class Bugs = NoBugs>
+double gemm_error(int M, int N, int K, int blocks, Bugs bug = {}) {
     const std::vector<bf16> A = bf16s(int64_t(M) * K, 1), B = bf16s(int64_t(N) * K, 2), R = bf16s(int64_t(M) * N, 3);
     const Array<bf16> a(A), b(B), r(R), d(size_t(M) * size_t(N));
     const auto b_map = TRANSPOSED_B ? simt::tensor_map<bf16, 2>(b.data, {K, N}, {64 / CLUSTER, 64})
                                     : simt::tensor_map<bf16, 2>(b.data, {N, K}, {BN / CLUSTER, 64});
-    simt::launch_clusters(hopper_gemm_kernel<BN, CLUSTER, TRANSPOSED_B, RESIDUAL, OneBug>, unsigned(blocks), 384,
-                          CLUSTER, GemmTiles<BN, CLUSTER>::SHARED_BYTES, nullptr,
+    simt::launch_clusters(hopper_gemm_kernel<BN, CLUSTER, TRANSPOSED_B, RESIDUAL, Bugs>, unsigned(blocks), 384, CLUSTER,
+                          GemmTiles<BN, CLUSTER>::SHARED_BYTES, nullptr,
                           simt::tensor_map<bf16, 2>(a.data, {M, K}, {128, 64}), b_map,
                           simt::tensor_map<bf16, 2>(d.data, {M, N}, {64, 64}),
-                          simt::tensor_map<bf16, 2>(r.data, {M, N}, {64, 64}), M, N, K, OneBug{bug});
+                          simt::tensor_map<bf16, 2>(r.data, {M, N}, {64, 64}), M, N, K, bug);
     const std::vector<bf16> got = d.host();
     Worst worst;
     for (int m = 0; m < M; m++)
@@ -46,7 +47,8 @@ double gemm_error(int M, int N, int K, int blocks, int bug = 0) {
     return worst.error;
 }
 
-inline double chain_error(int tiles, int bug = 0) {
+template <class Bugs = NoBugs>
+double chain_error(int tiles, Bugs bug = {}) {
     const int rows = 128 * tiles;
     const std::vector<bf16> X = bf16s(rows * 64, 4), Y = bf16s(rows * 64, 5);
     const Array<bf16> x(X), y(Y), out(size_t(2 * 128 * 64));
@@ -63,10 +65,10 @@ inline double chain_error(int tiles, int bug = 0) {
                 want[size_t((128 + i % 128) * 64 + c)] += p * float(Y[size_t(other * 64 + c)]);
             }
         }
-    simt::launch_clusters(hopper_chain_kernel<OneBug>, 1, 384, 1, ChainTiles::SHARED_BYTES, nullptr,
+    simt::launch_clusters(hopper_chain_kernel<Bugs>, 1, 384, 1, ChainTiles::SHARED_BYTES, nullptr,
                           simt::tensor_map<bf16, 2>(x.data, {rows, 64}, {128, 64}),
                           simt::tensor_map<bf16, 2>(y.data, {rows, 64}, {128, 64}),
-                          simt::tensor_map<bf16, 2>(out.data, {256, 64}, {64, 64}), scales.data, tiles, OneBug{bug});
+                          simt::tensor_map<bf16, 2>(out.data, {256, 64}, {64, 64}), scales.data, tiles, bug);
     const std::vector<bf16> got = out.host();
     Worst worst;
     for (size_t i = 0; i < got.size(); i++) worst.compare(got[i], want[i], 10.0);

@@ -36,6 +36,7 @@ std::vector<float> floats(int n, F f) {
     return values;
 }
 
+#ifdef SIMT_EMULATOR
 inline std::vector<simt::Config> orders() {
     return {{.order = simt::Order::random, .order_seed = 1},
             {.order = simt::Order::forward},
@@ -82,3 +83,4 @@ inline void two_streams(bool wait) {
     }
     cudaStreamDestroy(first), cudaStreamDestroy(second), cudaEventDestroy(event);
 }
+#endif

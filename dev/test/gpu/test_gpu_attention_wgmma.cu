@@ -1,6 +1,5 @@
 // test_gpu_attention_wgmma.cu: the shared cases of causal attention (cases_attention.h) on the kernels for Hopper, in
 // every mode of the emulator, at lengths around the tiles. On other GPUs the cases are skipped.
-#include "cuda/attention_ways.h"
 #include "cuda/attention_wgmma_backward.cuh"
 #include "cuda/attention_wgmma_forward.cuh"
 #include "gpu/gpu_backend.h"
@@ -24,11 +23,6 @@ static void wgmma_backward(bf16* dqkv, const bf16* dout, const bf16* out, const 
     const auto launch = HS == 64 ? launch_attention_backward_wgmma<64> : launch_attention_backward_wgmma<128>;
     launch(dqkv, scratch, dout, out, lse, qkv, B, T, NH, stream);
 }
-static bool skips() {
-    if (gpu::runs_hopper_code()) return false;
-    skip_case("these kernels need a GPU of compute capability 9.0 and a program built for sm_90a");
-    return true;
-}
 static const Ops<bf16> wgmma_ops{wgmma_forward, wgmma_backward, gpu::attention_decode<bf16>};
 
 static void compare(Shape s, float scale = 1.0f) {
@@ -36,7 +30,7 @@ static void compare(Shape s, float scale = 1.0f) {
 }
 
 TEST_CASE("attention on Hopper agrees with the definition at lengths around the tiles") {
-    if (skips()) return;
+    if (skips_on_other_gpus()) return;
     in_every_mode([] {
         for (const int HS : {64, 128})
             for (const int T : {1, 64, 127, 128, 129, 200, 257, 384}) compare({1, T, 1, HS});
@@ -100,7 +94,7 @@ static double distance(const Tensor<bf16>& got, const std::vector<double>& want)
 // A rounding to bf16 has an error of 0.0016 in the mean. Forward has two, of the weights and the results, backward
 // four, of the weights, their gradients, the results and of out for delta.
 TEST_CASE("attention on Hopper is as near to float64 as its roundings to bf16 allow") {
-    if (skips()) return;
+    if (skips_on_other_gpus()) return;
     for (const int HS : {64, 128})
         for (const int T : {100, 300}) {
             const Shape s{1, T, 1, HS};
@@ -114,7 +108,7 @@ TEST_CASE("attention on Hopper is as near to float64 as its roundings to bf16 al
 }
 
 TEST_CASE("attention on Hopper: one row of a warp alone finds a key that is far above its others, in a later tile") {
-    if (skips()) return;
+    if (skips_on_other_gpus()) return;
     for (const int HS : {64, 128})
         for (const int query : {128, 137}) {
             const Shape s{1, 140, 1, HS};
@@ -130,19 +124,19 @@ TEST_CASE("attention on Hopper: one row of a warp alone finds a key that is far 
 }
 
 TEST_CASE("attention on Hopper has the same bits in two runs") {
-    if (skips()) return;
+    if (skips_on_other_gpus()) return;
     for (const int HS : {64, 128}) same_bits_twice<bf16>(gpu_backend, {2, 300, 3, HS}, wgmma_ops);
 }
 
 TEST_CASE("attention on Hopper: huge queries select one value, and scores of up to 1e32 do not overflow") {
-    if (skips()) return;
+    if (skips_on_other_gpus()) return;
     for (const int HS : {64, 128}) one_hot_queries<bf16>(gpu_backend, HS, 125.0f * epsilon<float>(), wgmma_ops);
     for (const int HS : {64, 128})
         for (const float magnitude : {3e3f, 3e4f, 1e15f}) far_scores<bf16>(gpu_backend, HS, magnitude, true, wgmma_ops);
 }
 
 TEST_CASE("attention on Hopper: a NaN in a key reaches every later query, and none before") {
-    if (skips()) return;
+    if (skips_on_other_gpus()) return;
     for (const int HS : {64, 128})
         for (const int key : {0, 100}) nan_in_a_key<bf16>(gpu_backend, 150, key, HS, wgmma_ops);
 }

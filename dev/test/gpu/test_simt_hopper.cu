@@ -5,20 +5,6 @@
 #include "gpu/hopper_modes.h"
 #include "gpu/hopper_runs.h"
 
-TEST_CASE("a persistent GEMM by wgmma and TMA is right in every mode") {
-    static constexpr double bound = 0.005;  // of rounding to bf16
-    in_every_mode([] {
-        CHECK(gemm_error<128, 1, false, false>(256, 256, 192, 1) < bound);
-        CHECK(gemm_error<128, 2, false, true>(400, 200, 136, 2) < bound);  // not multiples of the tiles
-        CHECK(gemm_error<128, 2, true, false>(512, 256, 72, 4) < bound);
-        CHECK(gemm_error<192, 2, true, true>(256, 192, 320, 2) < bound);
-    });
-}
-
-TEST_CASE("a product of a product, with operands in registers and from stmatrix, is right in every mode") {
-    in_every_mode([] { CHECK(chain_error(5) < 0.005); });
-}
-
 // The canonical layouts of the PTX ISA (wgmma, "Shared Memory Matrix Layout"), written down a second time, in elements
 // of bf16, T = 8 of them. Swizzle<B,4,3> exchanges bits 4 to 4 + B - 1 of the byte address by their xor with bits 7 on.
 static int64_t canonical(int swizzle, int outer, int k, bool transposed, int64_t leading, int64_t stride) {

@@ -11,13 +11,13 @@ static const std::vector<Environment> modes = {{{"SIMT_ASYNC", "late"}, {"SIMT_O
 static void expect_right(double error) { require(error < 0.005, format("an error of %g", error)); }
 static void gemm_bug(int bug, const Expected& expected) {
     expect_report(expected, modes, [bug] {
-        if (bug == 8) return expect_right(gemm_error<128, 2, false, true>(512, 256, 192, 2, bug));
-        if (bug == 3) return expect_right(gemm_error<128, 1, true, false>(256, 256, 192, 1, bug));
-        expect_right(gemm_error<128, 2, false, false>(512, 256, 192, 2, bug));
+        if (bug == 8) return expect_right(gemm_error<128, 2, false, true>(512, 256, 192, 2, OneBug{bug}));
+        if (bug == 3) return expect_right(gemm_error<128, 1, true, false>(256, 256, 192, 1, OneBug{bug}));
+        expect_right(gemm_error<128, 2, false, false>(512, 256, 192, 2, OneBug{bug}));
     });
 }
 static void chain_bug(int bug, const Expected& expected) {
-    expect_report(expected, modes, [bug] { expect_right(chain_error(5, bug)); });
+    expect_report(expected, modes, [bug] { expect_right(chain_error(5, OneBug{bug})); });
 }
 
 // The numbers are those of `bug` in hopper_kernels.cuh.
