@@ -480,8 +480,9 @@ static void compare_data(const Run& run, const TrainerState& state, Log& log) {
                      " data differ from those of the checkpoint; training continues at the same position");
 }
 
-// Says how the changed options of a resumed run change the learning rate; "" if they do not.
+// Says how the changed options of a resumed run change the learning rate; "" if they do not, or if no step is left.
 static std::string describe_rate(const Run& run, const TrainerState& state) {
+    if (state.step >= run.options.steps) return "";
     Options before = run.options;
     const json saved = parse_json_object(state.options, "the options in trainer.json");
     before.steps = saved.value("steps", before.steps);

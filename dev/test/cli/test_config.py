@@ -15,6 +15,7 @@ def test_a_resume_takes_the_options_of_the_run_and_does_nothing_if_it_is_finishe
     again = Run(shutil.copytree(trained, tmp_path / "again"))
     result = resume(again, "--quiet=0 --steps 30 --lr 1e-5")
     assert "\nnothing to do: the run is at step 30, and --steps is 30; a larger --steps continues" in result.out
+    assert "the learning rate goes on" not in result.err
     assert (again / "run.toml").read_bytes() == (trained / "run.toml").read_bytes()
     assert_same_run(trained, again, 30)
     result = resume(again, "--steps 33 --quiet=0")
