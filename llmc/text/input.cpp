@@ -313,6 +313,9 @@ static TextFile inspect(const std::string& path, Wanted wanted, const std::strin
     if (!file.refused.empty()) return file;
     if (!file.unpacker) file.text_bytes = file.size;
     if (const char delimiter = delimiter_of(file.format)) {
+        if (text.find('\n') == text.npos && text.substr(0, text.size() - 1).find('\r') != text.npos)
+            fail(EXIT_BAD_DATA, "%s: its lines end in CR alone; convert it, for example by tr '\\r' '\\n'",
+                 file.path.c_str());
         file.columns = fields_of(text.substr(0, record_end(text, 0, delimiter)), delimiter, file.path + ":1");
         const auto named = std::count(file.columns.begin(), file.columns.end(), text_key);
         if (wanted == Wanted::documents && named > 1)
