@@ -4,12 +4,13 @@ A test of a program with its own cases (run_cases) counts as its cases.
 """
 
 import re
+import signal
 from collections import defaultdict
 from itertools import count
 
 import harness
 import pytest
-from harness import LIMIT, Process, execute, make_shards, make_text
+from harness import LIMIT, STOP_SIGNALS, Process, execute, make_shards, make_text
 from hosts import Hosts, no_hosts_because
 
 
@@ -30,6 +31,17 @@ def pytest_collection_modifyitems(items):
 def own_cache(tmp_path, monkeypatch):
     """Gives each test its own folder for the choices of --autotune."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(autouse=True)
+def no_ignored_signals():
+    """nohup and a shell's & have programs ignore SIGHUP or SIGINT, and so would those under test."""
+    ignored = [number for number in STOP_SIGNALS if signal.getsignal(number) == signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, signal.SIG_DFL)
+    yield
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
 
 
 @pytest.fixture
