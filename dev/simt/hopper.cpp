@@ -11,7 +11,8 @@
 //                wgmma_fence must follow each change by the thread. setmaxnreg takes registers from a pool that others
 //                must have filled.
 //   descriptors  operands begin where their swizzle repeats, lie in shared memory that something has written, and have
-//                the rows and columns of a TMA load in order. Products that accumulate have the same rows of a load.
+//                the rows and columns of a TMA load in order. Products that add to the same accumulators read the
+//                same rows of one load.
 //   swizzles     what stmatrix has written is read with the swizzle with which its addresses were computed.
 //   ends         threads wait for their products and stores; blocks of a cluster outlive arrivals at their mbarriers.
 // A deadlock prints what each mbarrier still expects. Other wrong offsets give wrong numbers, as on a GPU.

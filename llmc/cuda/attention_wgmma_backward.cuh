@@ -28,12 +28,12 @@ struct BackwardArgs {
     int key_blocks, query_blocks;
     float scale;
     const float* lse;             // (B, NH, T)
-    float* dq;                    // (gridDim.x, query_blocks, 2 warpgroups, 8, 128 threads, 4)
+    float* dq;                    // sums of dQ: (gridDim.x, query_blocks, 2 warpgroups, 8, 128 threads, 4)
     QueryStatistics* statistics;  // (gridDim.x, query_blocks, QUERIES)
 };
 
-// The shared memory of a block, in bytes. Tiles have a box of TMA, 64 rows of 64 channels, after the other: first
-// along the rows.
+// The shared memory of a block, in bytes. A tile consists of boxes of TMA, each 64 rows of 64 channels: first the boxes
+// of all rows for 64 channels, then those of the next 64.
 template <int HS>
 struct WgmmaBackward {
     static constexpr int KEYS = 128, QUERIES = HS == 64 ? 128 : 64, BLOCKS_OF_QUERIES = KEYS / QUERIES;
@@ -289,7 +289,7 @@ __device__ __forceinline__ void start_product_of_rows(float (&d)[R], const unsig
     const uint64_t da = descriptor_of(a), db = descriptor_of(b);
     wgmma_fence();
     UNROLL
-    for (int k = 0; k < HS / 16; k++)  // four in a row of a tile
+    for (int k = 0; k < HS / 16; k++)  // a box has four steps of 16 channels
         wgmma<false, false>(d, da + k / 4 * (rows_of_a * 128 >> 4) + k % 4 * K_STEP,
                             db + k / 4 * (2 * R * 128 >> 4) + k % 4 * K_STEP, k > 0);
     wgmma_commit();
@@ -480,9 +480,9 @@ struct BackwardConsumer {
         wgmma_fence();
         add_product(dv, p, shared.douts(t.queries_number), !t.has_new_keys(args));
         wgmma_commit();
-        wgmma_wait<1>();  // dP'
+        wgmma_wait<1>();  // for dP'
         score_gradients(ds, p, dp, t);
-        wgmma_wait<0>();  // dV: its operand leaves the registers
+        wgmma_wait<0>();  // for dV, which reads p from registers that are used again
         share(ds, shared.ds(t.number));
         // dK needs the dS' of its warpgroup alone, dQ also the other's. A warpgroup may be a tile ahead at its arrival.
         const int both = 3 + t.number % 2 * 2;

@@ -15,8 +15,8 @@
 
 #include <array>
 
-// True where these instructions exist: in the emulator, and in code for sm_90a. The program has code for other GPUs,
-// too. There the body of a kernel in `if constexpr (HOPPER_CODE)` is empty, and nobody launches it.
+// True where these instructions exist: in the emulator, and in code for sm_90a. In code for other GPUs a kernel whose
+// body is in `if constexpr (HOPPER_CODE)` is empty, and the program does not launch it.
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define HOPPER_CODE true
 #else
@@ -91,8 +91,9 @@ __device__ __forceinline__ void fence_mbarrier_init() {
 __device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(simt::shared_address(barrier)) : "memory");
 }
-// At the barrier of another block. It does not order this thread's accesses, for which `.release.cluster` would wait:
-// its MEMBAR took a third of a GEMM's time on an H200. Operands of wgmma and TMA need no such order.
+// Arrives at the barrier of another block. It does not wait for this thread's memory accesses: `.release.cluster`
+// would, by a MEMBAR that took a fifth of a GEMM's time on an H200. Reads by wgmma and writes by TMA need no such
+// order.
 __device__ __forceinline__ void mbarrier_arrive_at(uint64_t* barrier, int block) {
     asm volatile(
         "{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;\n"
