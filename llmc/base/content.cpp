@@ -34,7 +34,7 @@ static constexpr Magic known[] = {
     {1, "\x2a\x4d\x18"sv, ZSTD},  // begins with a skippable frame, as of pzstd
     {0, "\3757zXZ\0"sv, XZ},
     {4, "1AY&SY"sv, BZIP2},
-    {4, "\x17\x72\x45\x38\x50\x90"sv, BZIP2},  // of no bytes
+    {4, "\x17\x72\x45\x38\x50\x90"sv, BZIP2},  // an empty file, packed
     {0, "\x04\x22\x4d\x18"sv, {"a file packed by lz4", "unpack it with lz4 -d"}},
     {257, "ustar"sv, {"a tar archive", "unpack it with tar -xf"}},
     {0, "PK\3\4"sv, {"a zip archive (also .npz, .pt, .docx)", UNZIP}},
@@ -59,7 +59,7 @@ static constexpr Magic known[] = {
     {0, "GGUF\2\0\0\0"sv, {"a GGUF file", WEIGHTS}},
     {0, "GGUF\3\0\0\0"sv, {"a GGUF file", WEIGHTS}},
     {4, "\0\0\0\0{\""sv, {"a safetensors file", WEIGHTS}},
-    {0, "\x5d\0\0"sv, XZ},  // of lzma; a safetensors file may begin so, too
+    {0, "\x5d\0\0"sv, XZ},  // lzma's format; a safetensors file may begin so, too
     {0, "%PDF-"sv, {"a PDF document", "convert it with pdftotext"}},
     {0, "\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"sv, {"an old Office document", "save it as text"}},
     {0, "{\\rtf"sv, {"an RTF document", "save it as text"}},

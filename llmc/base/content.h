@@ -1,12 +1,12 @@
-// content.h: tells by its first bytes what a file is that was given in place of text, JSON or weights.
+// content.h: recognizes a file that was given in place of text, JSON or weights, by its first bytes.
 #pragma once
 #include <string_view>
 
 struct ForeignContent {
     const char *what, *remedy;      // "a zip archive", "unpack it with unzip"
-    bool is_text = false;           // HTML: is a text, but neither JSON nor weights
-    const char* package = nullptr;  // that has the program which unpacks it; null: there is none
-    const char* command[4] = {};    // unpacks the standard input to the standard output
+    bool is_text = false;           // true of HTML, which is a text, but neither JSON nor weights
+    const char* package = nullptr;  // package with the program that unpacks it; null: there is none
+    const char* command[4] = {};    // command that unpacks the standard input to the standard output
 };
 
 // Recognizes archives, packed files, web pages, git-lfs pointers, and files of arrays, tensors, tables and documents,

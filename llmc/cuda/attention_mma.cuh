@@ -363,7 +363,7 @@ __global__ void __launch_bounds__(MMA_THREADS, 2)
             for_each_element<R, N>([&](int i, int half, int n, int e, int row, int column) {
                 if (first_key + column > warp_query + row) s[i][n][2 * half + e] = -INFINITY;
             });
-        __syncwarp();  // after the mask's branches
+        __syncwarp();  // the mask's branches have diverged
         Bf16Fragments<R, N> weights;
         softmax.update(weights, o, s, shape.scale * LOG2_E);
         matmul_nn(o, weights, values(tile % 2));
@@ -525,7 +525,7 @@ __global__ void __launch_bounds__(MMA_THREADS, 2)
         cp_async_wait<0>();
         __syncthreads();  // the tile has arrived, and no warp still reads the previous one, which fetch overwrites
         if (tile + 1 < end) fetch(tile + 1);
-        __syncwarp();  // as in the forward pass
+        __syncwarp();  // the mask's branches have diverged
         for (int column = 0; column < COLUMNS; column += 8 * N) {
             const int other_token = tile * COLUMNS + column;
             const int first_query = OF_KEYS ? other_token : warp_token, queries = OF_KEYS ? 8 * N : 16 * R;
@@ -557,7 +557,7 @@ __global__ void __launch_bounds__(MMA_THREADS, 2)
                     if (OF_KEYS ? warp_token + r > other_token + c : other_token + c > warp_token + r)
                         p[i][n][2 * half + e] = 0.0f;
                 });
-            __syncwarp();  // after the branches on single elements
+            __syncwarp();  // the branches on single elements have diverged
             const Bf16Fragments weights(p);
             if constexpr (OF_KEYS) matmul_nn(dy, weights, chunk_y);
 

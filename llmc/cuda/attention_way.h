@@ -35,9 +35,9 @@ struct AttentionCall {
 // A way to compute a pass for given sizes. It overwrites its results, so that it can be timed on a call's operands.
 struct AttentionWay {
     virtual ~AttentionWay() = default;
-    virtual std::string text() const = 0;                            // for the log: "cuDNN 9.19.0, engine 10"
-    virtual std::string choice() const = 0;                          // as a kept choice
-    virtual int64_t scratch_bytes() const = 0;                       // of device_scratch
+    virtual std::string text() const = 0;                            // name for the log: "cuDNN 9.19.0, engine 10"
+    virtual std::string choice() const = 0;                          // text in the file of kept choices
+    virtual int64_t scratch_bytes() const = 0;                       // bytes of device_scratch that run() uses
     virtual bool run(const AttentionCall& call, Stream stream) = 0;  // false: it cannot run
 };
 using OwnedWay = std::unique_ptr<AttentionWay>;

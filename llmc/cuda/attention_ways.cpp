@@ -57,10 +57,10 @@ const AttentionKernels& fixed_wgmma(const AttentionSizes& sizes) {
 
 struct Prepared {
     OwnedWay way;
-    AttentionChoice options;  // the way was made for these
-    std::string kept;         // and for this choice, "" if there was none
+    AttentionChoice options;  // the options that the way was made for
+    std::string kept;         // the kept choice that it was made for; "": none
     bool is_kept = false;     // the way is that of the choice
-    std::string remark = "";  // for the log: why not another way
+    std::string remark = "";  // reason, for the log, why it is not another way
     int version = -1;         // gpu::algorithms_version() when the way was chosen
 };
 

@@ -71,10 +71,10 @@ struct WgmmaBackward {
     __device__ float* zeros() const { return reinterpret_cast<float*>(memory + AT_STATISTICS); }
     __device__ float* lse2(int number) const { return zeros() + (2 * (number % 2) + 1) * QUERIES; }
     __device__ float* delta(int number) const { return lse2(number) + QUERIES; }
-    // Of each statistics warp, whether it has a query whose lse is huge.
+    // Flags, one for each statistics warp: whether it has a query whose lse is huge.
     __device__ int* huge(int number) const { return reinterpret_cast<int*>(memory + AT_HUGE) + number % 2 * 2; }
 
-    __device__ void init() const {  // by all threads
+    __device__ void init() const {  // called by all threads
         if (threadIdx.x < QUERIES) zeros()[threadIdx.x] = 0.0f;
         if (threadIdx.x == 0) {
             for (int s = 0; s < 2; s++) {
@@ -104,7 +104,7 @@ struct BackwardTile {
     static constexpr int BLOCKS_OF_QUERIES = WgmmaBackward<HS>::BLOCKS_OF_QUERIES;
     int head, n, m, share = 0;
     bool backwards = false;
-    // Of the tile, and of its keys and queries among those that are loaded.
+    // Numbers of the tile, and of its keys and its queries among the blocks that are loaded.
     int number = 0, keys_number = 0, queries_number = 0;
 
     __device__ explicit BackwardTile(const BackwardArgs& args) { start(int(blockIdx.x), args); }
@@ -304,7 +304,7 @@ __device__ __forceinline__ void add_product(float (&d)[R], const uint32_t (&a)[K
     for (int k = 0; k < K; k++) wgmma<true>(d, a[k], db + k * TRANSPOSED_K_STEP, accumulate || k > 0);
 }
 
-// What a thread of warpgroup 1 or 2 does: it has the keys (lane / 4 and lane / 4 + 8, of the 16 of its warp) and the
+// The work of a thread of warpgroup 1 or 2: it has the keys (lane / 4 and lane / 4 + 8, of the 16 of its warp) and the
 // queries (8 j + column and the next one) that wgmma gives it.
 template <int HS>
 struct BackwardConsumer {
@@ -405,7 +405,7 @@ struct BackwardConsumer {
 
     // Half of dQ = dS K.
     __device__ __forceinline__ void start_query_gradients(float (&dq)[32], const BackwardTile<HS>& t) const {
-        const int half = group * 2 * W::BOX;  // of the queries, or of the channels
+        const int half = group * 2 * W::BOX;  // offset of this half of the queries, or of the channels
         const uint64_t a = transposed_descriptor_of(shared.ds(t.number) + (HS == 64 ? half : 0), 0);
         const uint64_t b = transposed_descriptor_of(shared.keys(t.keys_number) + (HS == 64 ? 0 : half), 0);
         UNROLL
@@ -480,9 +480,9 @@ struct BackwardConsumer {
         wgmma_fence();
         add_product(dv, p, shared.douts(t.queries_number), !t.has_new_keys(args));
         wgmma_commit();
-        wgmma_wait<1>();  // for dP'
+        wgmma_wait<1>();  // dP' is complete
         score_gradients(ds, p, dp, t);
-        wgmma_wait<0>();  // for dV, which reads p from registers that are used again
+        wgmma_wait<0>();  // dV is complete, which reads p from registers that are used again
         share(ds, shared.ds(t.number));
         // dK needs the dS' of its warpgroup alone, dQ also the other's. A warpgroup may be a tile ahead at its arrival.
         const int both = 3 + t.number % 2 * 2;

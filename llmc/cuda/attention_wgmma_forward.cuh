@@ -51,7 +51,7 @@ struct WgmmaForward {
     __device__ void wait_queries(unsigned i) const { mbarrier_wait(queries_full + i % 2, i / 2 & 1); }
     __device__ void wait_keys(unsigned k) const { mbarrier_wait(keys_full + k % STAGES, k / STAGES & 1); }
 
-    // By one thread. The warps that multiply empty a tile.
+    // Called by one thread. The warps that multiply empty a tile.
     __device__ void init_barriers() const {
         const auto init = [](uint64_t* full, uint64_t* empty, int count) {
             for (int i = 0; i < count; i++) {
@@ -261,7 +261,7 @@ struct ForwardGroup {
             if (raised) rows.rescale_sums();
             rows.start_scores(queries, t.keys(k + 1));
             rows.start_sums(t.values(k));
-            wgmma_wait<1>();  // for the scores
+            wgmma_wait<1>();  // the scores are complete
             raised = rows.template raise_max<false>(scale * LOG2_E);
             rows.compute_weights();
             // Here, because ptxas would move the next wait up to the one before, and the sums would not be beside the
@@ -292,7 +292,7 @@ struct ForwardGroup {
             if (threadIdx.x % 4 == 0 && row < T) lse[int64_t(head) * T + row] = rows.row_max[r] * scale + logf(sum);
         }
         const bool stores = threadIdx.x % 32 == 0;
-        if (stores) store_wait_read<0>();  // of the tile before
+        if (stores) store_wait_read<0>();  // the tile before has left the panels
         __syncwarp();
         rows.stage(panels, reciprocal);
         fence_proxy_async();
@@ -332,8 +332,8 @@ __global__ void __launch_bounds__(WgmmaForward<HS>::THREADS, 1)
             if (threadIdx.x < 32 && elect_one()) load_forward_tiles(t, &qkv_map, NH);
         } else {
             take_registers<WgmmaForward<HS>::REGISTERS>();
-            const int group =
-                __shfl_sync(FULL_MASK, int(threadIdx.x) / 128, 0) - 1;  // to the compiler the same in a warp
+            // The shuffle shows the compiler that the group is the same in a warp.
+            const int group = __shfl_sync(FULL_MASK, int(threadIdx.x) / 128, 0) - 1;
             ForwardGroup<HS>{t, &out_map, lse, group, T, NH, scale}.run();
         }
     }

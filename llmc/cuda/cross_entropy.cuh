@@ -26,9 +26,9 @@
 #include "ops/ops.h"
 
 constexpr int CROSS_ENTROPY_THREADS = 512;          // block size with the row in shared memory
-constexpr int CROSS_ENTROPY_DIRECT_THREADS = 1024;  // block size without
+constexpr int CROSS_ENTROPY_DIRECT_THREADS = 1024;  // block size with the row in memory
 constexpr int CROSS_ENTROPY_STATIC_BYTES = 512;     // upper bound of the kernel's static shared memory
-constexpr int CROSS_ENTROPY_PARTS = 4;              // in which a row is copied to shared memory
+constexpr int CROSS_ENTROPY_PARTS = 4;              // parts in which a row is copied to shared memory
 
 // Running maximum of logits, and sum of exp(logit - max). The maximum starts at the lowest finite float, because
 // -infinity minus it is -infinity, where -infinity minus -infinity would be NaN. The relative error of exp_fast grows
@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(IN_SHARED ? CROSS_ENTROPY_THREADS : CROSS_ENTR
     if (own.owns_partial()) store128(out + own.whole, gradient_of(own.cut(read(own.whole))));
     UNROLL_BY(1)
     for (int v = round_up(V, own.size) + own.first; v < Vp; v += own.step) store128(out + v, Vec<floatX>{});
-    // By the thread that stored the vector that contains it, so that the order is certain.
+    // The thread that stored the target's vector stores the target, too, so that the order is certain.
     if (own.owns(target)) out[target] = floatX((exp_fast(target_logit - all.row_max) / all.sum - 1.0f) * scale);
 }
 

@@ -318,7 +318,7 @@ void run(Plan& plan, const Call<floatX>& call, Stream stream) {
     queue_post_kernel(plan, call, stream);
 }
 
-// As run, but returns false if cuBLASLt refuses to launch the plan.
+// Does what run does, but returns false if cuBLASLt refuses to launch the plan.
 template <class floatX>
 bool try_run(Plan& plan, const Call<floatX>& call, Stream stream) {
     if (queue_matmul(plan, call, stream) != CUBLAS_STATUS_SUCCESS) {

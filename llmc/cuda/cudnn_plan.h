@@ -68,10 +68,10 @@ struct CudnnTarget {
 
 // An execution plan, or the reason why there is none.
 struct CudnnPlan {
-    std::deque<Descriptor> descriptors;  // of the graph; the plan refers to them
-    Descriptor plan;                     // without a handle if there is no plan
-    int64_t dq_sums_bytes = 0;           // of the tensor dq_sums, a multiple of 256; 0: the graph has none
-    int64_t workspace_bytes = 0;         // that cuDNN needs in addition
+    std::deque<Descriptor> descriptors;  // descriptors of the graph; the plan refers to them
+    Descriptor plan;                     // handle of the plan; null if there is no plan
+    int64_t dq_sums_bytes = 0;           // size of the tensor dq_sums, a multiple of 256; 0: the graph has none
+    int64_t workspace_bytes = 0;         // further scratch memory that cuDNN needs
     int candidate = -1;                  // number of the configuration, in the order of plan_attention
     int engine = -1;                     // the engine's global index in cuDNN
     std::string reason;                  // why there is no plan, in cuDNN's words; may be empty

@@ -32,7 +32,7 @@ struct Corpus {
     std::vector<Shard> shards;
     std::vector<int64_t> first_window;  // first window of each shard; the last entry is num_windows
     int T;
-    int64_t tokens = 0;  // in all files
+    int64_t tokens = 0;  // tokens in all files
     int64_t num_windows = 0;
     int vocab_size = 0;  // size that the shards of version 2 state; 0: there are none
     // Hash of the files' names (without folders) and sizes, and of a few pieces of their content. Comparing it shows

@@ -32,8 +32,8 @@ void check_config(const GPT2Config& config);
 // initial weights of all later parameters.
 // clang-format off
 enum Param {
-    wte, wpe, lnfw, lnfb,                  // once in the model
-    qkvw, attprojw, fcw, fcprojw,          // in each layer
+    wte, wpe, lnfw, lnfb,                  // tensors of the model
+    qkvw, attprojw, fcw, fcprojw,          // tensors of each layer
     ln1w, ln1b, qkvb, attprojb, ln2w, ln2b, fcb, fcprojb,
     NUM_PARAMS
 };
@@ -49,7 +49,7 @@ enum class Split { none, output, input, heads };
 struct ParamSpec {
     Param id;
     const char* name;     // llm.c's name, in gradient reports and tests
-    const char* hf_name;  // after "transformer." and, for a layer, "h.N."
+    const char* hf_name;  // Hugging Face's name behind "transformer." and, in a layer, "h.N."
     Scope scope;
     Dim rows, cols;
     Init init;
@@ -128,14 +128,14 @@ struct TensorShard {
 struct ParamLayout {
     GPT2Config config;
     TensorShard shard;
-    int64_t offsets[NUM_PARAMS];  // for tensors of a layer: the offset in layer 0
+    int64_t offsets[NUM_PARAMS];  // offset of the tensor, in layer 0
     int64_t layer_stride;
     int64_t total;
 
     // Buckets are padded so that each divides into virtual_ranks equal shares, each a multiple of FLAT_ALIGN. With a
     // shard, the sizes below are those of the shard. Refuses heads that do not divide into shards.
     explicit ParamLayout(const GPT2Config& config, int virtual_ranks = 1, TensorShard shard = {});
-    int rows(Param p) const;  // in memory
+    int rows(Param p) const;  // rows in memory, padding included
     int cols(Param p) const;
     int64_t size(Param p) const { return int64_t(rows(p)) * cols(p); }
     int layers(Param p) const { return param_table[p].scope == Scope::layer ? config.L : 1; }

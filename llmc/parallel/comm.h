@@ -88,7 +88,7 @@ struct Groups {
     Comm& dp;  // the ranks with the same tp_index: they have the same part of the model and other data
     Comm& tp;  // the ranks with the same dp_index: they have the same data and other parts of the model
 
-    // By this rank, in all communicators.
+    // Bytes that this rank has sent in all communicators.
     int64_t bytes_sent() const { return world.bytes_sent + tp.bytes_sent + (own_dp ? dp.bytes_sent : 0); }
     struct Waits {
         int64_t world, dp, tp;

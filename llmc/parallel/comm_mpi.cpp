@@ -115,7 +115,7 @@ struct MpiThread {
     std::condition_variable changed;
     std::deque<std::function<void()>> jobs;  // an empty one ends the thread
     Ticket posted = 0, done = 0;
-    std::exception_ptr error;                 // from the first job that failed; the jobs after it are not run
+    std::exception_ptr error;                 // error of the first job that failed; the jobs after it are not run
     std::vector<char> outgoing, incoming[2];  // memory for messages; used by jobs, which run one after the other
     std::vector<float> sums;
     std::thread thread;
@@ -310,7 +310,7 @@ struct MpiGroup {
         }
     }
 
-    // from: shard index of the rank that sends.
+    // from: the shard index of the rank that sends.
     void broadcast(char* x, int64_t bytes, int from) {
         MPI_Request request;
         MPI_CHECK(MPI_Ibcast(x, narrow(bytes), MPI_BYTE, rank_of(from), comm, &request));

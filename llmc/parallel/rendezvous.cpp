@@ -218,7 +218,8 @@ static std::string serve(const Launch& launch, const std::function<std::string()
     if (launch.secret.empty() && !is_local(launch.master_addr))
         print_message("warning: without TRAIN_GPT2_SECRET rank 0 takes any process for a rank: trusted networks only");
     const Socket listener = listen_for_ranks(launch);
-    std::vector<Socket> guests, ranks(size_t(launch.world_size));  // without a hello; connection of each rank but 0
+    std::vector<Socket> guests;                            // connections that have sent no hello yet
+    std::vector<Socket> ranks(size_t(launch.world_size));  // connection of each rank but 0
     const double deadline = seconds_now() + timeout;
     std::string reason;
     // A rank that waited too long has closed its connection, and comes again.

@@ -29,7 +29,7 @@
 #include "parallel/comm.h"
 #include "parallel/rendezvous.h"
 
-static constexpr unsigned SECONDS_TO_END = 10;  // from the failure of a rank until the others are killed
+static constexpr unsigned SECONDS_TO_END = 10;  // time from the failure of a rank until the others are killed
 
 static void become_rank(int rank, int world_size, int port, char** argv) {
     for (const auto& [name, value] : {std::pair("RANK", rank),
@@ -96,7 +96,7 @@ static void become_mpirun(int count, char** argv) {
         setenv(name, value, 0);
     if (geteuid() == 0)
         for (const char* name : {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"}) setenv(name, "1", 0);
-    if (!getpwuid(geteuid())) setenv("HOME", "/", 0);  // without both, the PMIx of Open MPI 4 crashes
+    if (!getpwuid(geteuid())) setenv("HOME", "/", 0);  // if both are missing, the PMIx of Open MPI 4 crashes
     hide_mpirun();
     block_in_mpirun();
     execvp(words[0], const_cast<char**>(words.data()));
@@ -150,7 +150,7 @@ static int supervise(std::vector<pid_t> processes, bool mpirun, const sigset_t& 
             if (replace) replaced = number;
             signal_all(replace ? SIGUSR1 : number);
             if (first_signal == 0.0) first_signal = seconds_now();
-            if (is_second_request(number, first_signal)) alarm(SECONDS_TO_END);  // for ranks that hang
+            if (is_second_request(number, first_signal)) alarm(SECONDS_TO_END);  // ranks that hang are killed then
         }
         for (size_t i = 0; i < processes.size(); i++) {
             if (processes[i] == 0 || waitpid(processes[i], &status, WNOHANG) <= 0) continue;

@@ -20,7 +20,7 @@
 
 // Status that each rank sends to all ranks in every step, with its gradients.
 struct RankStatus {
-    float stop;    // not 0: the rank was asked to stop
+    float stop;    // 1 if the rank was asked to stop, else 0
     float own_ms;  // time of the last finished step, with waits for the loader, without waits for other ranks
 };
 static_assert(sizeof(RankStatus) == 2 * sizeof(float), "an all-reduce of floats gathers the statuses");
@@ -86,9 +86,9 @@ struct GradReducer {
     RankStatus* host_statuses = static_cast<RankStatus*>(host_allocate(2 * sizeof(RankStatus)));  // even and odd steps
     int64_t steps = 0;
     std::vector<Comm::Ticket> tickets;  // one per bucket
-    DeviceBuffer<float> over_rows;      // with sequence parallelism: gradients to be summed over rows
+    DeviceBuffer<float> over_rows;      // gradients to be summed over rows, with sequence parallelism
     DeviceBuffer<float> shard;          // (layout.total / shards) with ZeRO-2: this rank's shard of the sums
-    std::vector<bool> reduced;          // with ZeRO-2: buckets that are not yet added to the shard
+    std::vector<bool> reduced;          // flags of buckets that are not yet added to the shard, with ZeRO-2
 
   private:
     BucketShard own_shard(int b) const {

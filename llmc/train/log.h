@@ -45,27 +45,27 @@ struct Reference {
     std::optional<double> loss_at(int64_t step) const;
 };
 
-// Returns the curve of --reference: that of a log.jsonl or of a run's output directory, none for "none", or for "" the
-// one of data/curves that matches `run`, the first line of a log. Refuses one without losses (EXIT_BAD_DATA).
+// Returns the curve of --reference: the curve of a log.jsonl or of a run's output directory, none for "none", or for
+// "" the curve of data/curves that matches `run`, the first line of a log. Refuses one without losses (EXIT_BAD_DATA).
 Reference find_reference(const std::string& option, const nlohmann::json& run);
 
 struct LogOptions {
     std::string output;     // existing directory; empty: no files
-    bool quiet = false;     // only warnings on the terminal
-    bool silent = false;    // no warnings either: for ranks other than rank 0
+    bool quiet = false;     // the terminal gets only warnings
+    bool silent = false;    // the terminal gets nothing: set on ranks other than rank 0
     int64_t log_every = 1;  // steps per plain line
     int64_t total_steps = 0;
     int64_t resume_step = -1;  // 0 or more: continue log.jsonl from this step
     bool tensorboard = false;
     Reference reference = {};                        // validations are compared with it
-    double flops_per_token = 0.0, peak_flops = 0.0;  // for MFU; 0: left out
+    double flops_per_token = 0.0, peak_flops = 0.0;  // factors of MFU; peak_flops 0: it is left out
     std::array<int64_t, 4> pause_every = {};         // steps between two pauses of each kind; 0: there are none
 };
 
 // Kinds of work between two steps. Each is done every N steps, and after the last step.
 enum class Pause { validation, tasks, sample, save };
 struct PauseTime {
-    double seconds = 0.0;  // of all so far
+    double seconds = 0.0;  // sum of all so far
     int count = 0;
 };
 using PauseTimes = std::array<PauseTime, 4>;
@@ -96,7 +96,7 @@ struct GrowingFile {
 
 struct Log {
     LogOptions options;
-    PauseTimes pauses = {};  // for the ETA
+    PauseTimes pauses = {};  // times so far, for the ETA
 
     // Opens log.jsonl. A new run moves an older one aside, to log.1.jsonl and so on. A resumed run removes the lines
     // that it writes again (from resume_step on), those of later checkpoints, and an incomplete last line.
@@ -109,7 +109,7 @@ struct Log {
     void raise_peak(double flops) { options.peak_flops = std::max(options.peak_flops, flops); }
     void table(const std::vector<Row>& rows);
     void note(const std::string& text) { print_line(message_text(text)); }  // an informational line
-    void warn(const std::string& text);  // on stderr, also when quiet, and in log.jsonl
+    void warn(const std::string& text);  // a line on stderr, also when quiet, and in log.jsonl
 
     void step(const StepRecord& record);
     void val(int64_t step, double val_loss, double bytes_per_token = 0.0);  // 0: unknown

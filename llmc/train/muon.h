@@ -33,7 +33,7 @@ struct MuonMatrix {
 // Sizes of the memory in which matrices of one shape are made orthogonal together: as many as fill a GPU.
 struct MuonStacks {
     int layers_at_once;
-    int64_t elements, products;  // of the matrices; of their products with their transposes
+    int64_t elements, products;  // elements of the matrices; elements of their products with their transposes
 
     MuonStacks(const ParamLayout& layout, MemoryOptions options);
     // How many (n, m) matrices are in a stack at most.
@@ -47,7 +47,7 @@ template <class floatX>
 struct Muon {
     static constexpr float MOMENTUM = 0.95f;
     static constexpr int ITERATIONS = 5;
-    std::vector<MuonMatrix> matrices;  // those of one layer, in the order of memory
+    std::vector<MuonMatrix> matrices;  // matrices of one layer, in the order of memory
     MuonStacks stacks;
 
     // layout: that of the model.
@@ -64,7 +64,7 @@ struct Muon {
 
   private:
     Comm &comm, &tensor_comm;
-    int index;                                 // this rank's in the tensor-parallel group
+    int index;                                 // this rank's index in the tensor-parallel group
     std::pair<int, int> shapes[2];             // the sides of the matrices, the shorter one first
     DeviceBuffer<float> whole, parts;          // with tensor parallelism: whole matrices; the columns of each rank
     DeviceBuffer<floatX> x, next, a, squared;  // stacks of X and its successor; of A = X X^T and A^2

@@ -67,9 +67,9 @@ struct ParamGather {
         if (tickets[b] != COMPLETE) comm.wait(std::exchange(tickets[b], COMPLETE), model.stream);
     }
     std::vector<Comm::Ticket> tickets;  // one per bucket; COMPLETE if no gather is pending
-    std::vector<int> resident_bucket;   // with ZeRO-3: the bucket in each slot of the model's weights
-    int packed_layer = 0;               // with ZeRO-3: the layer's bucket whose packed matrices are in memory
-    int last_layer = 0;                 // with ZeRO-3: the layer's bucket that was waited for last
+    std::vector<int> resident_bucket;   // bucket in each slot of the model's weights, with ZeRO-3
+    int packed_layer = 0;               // the layer's bucket whose packed matrices are in memory, with ZeRO-3
+    int last_layer = 0;                 // the layer's bucket that was waited for last, with ZeRO-3
 };
 
 template <class floatX>
@@ -82,7 +82,7 @@ struct Optimizer {
     DeviceBuffer<float> master;   // (layout.total / shards); empty if there are no separate master weights
     DeviceBuffer<float> m, v;     // (layout.total / shards): means of the gradients and of their squares
     DeviceBuffer<float> stats = {2, "gradient norm"};  // norm, factor
-    std::optional<Muon<floatX>> muon;                  // with options.muon: the rule of the layers' matrices
+    std::optional<Muon<floatX>> muon;                  // rule of the layers' matrices, with options.muon
 
     // options: those of the model. groups: by default a single rank.
     Optimizer(GPT2<floatX>& model, OptimizerConfig config, MemoryOptions options = {},

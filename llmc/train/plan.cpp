@@ -177,9 +177,9 @@ int64_t sent_bytes(Dtype dtype, const GPT2Config& config, const Options& o, cons
 // ---- time
 
 // Seconds. The estimated ones, by ASSUMED_MFU, may be half of the true time, or twice.
-constexpr double MOST_SECONDS = 60.0;              // for all measuring
-constexpr double MOST_SECONDS_OF_SEQUENCE = 15.0;  // estimated; if all layers take longer, fewer are measured
-constexpr double SHORT_SECONDS = 2.0;              // estimated, of a micro-batch; true, of all steps after two
+constexpr double MOST_SECONDS = 60.0;              // limit of all measuring
+constexpr double MOST_SECONDS_OF_SEQUENCE = 15.0;  // estimate beyond which fewer layers are measured
+constexpr double SHORT_SECONDS = 2.0;              // estimate of a micro-batch, and true time of all steps after two
 constexpr double UNKNOWN_PEAK = 1e13;              // FLOP/s of a GPU that mfu.h does not list, for estimates
 
 DeviceBuffer<int> random_tokens(int64_t count, int V, Stream stream) {
