@@ -16,7 +16,7 @@ EMUFLAGS     := -std=c++20 -O1 $(INFO) $(WARN) -fno-strict-aliasing -DUSE_CUDA -
 EMUFLAGS     += $(EMU_MATH) -Wno-psabi
 EMUFLAGS     += $(if $(filter 0,$(NCCL)),,-DUSE_NCCL)
 EMU_COMPILE   = $(CXX) $(EMUFLAGS) $(SANFLAGS) -x c++ -include dev/simt/emulator.h
-EMU_LIB      := emulator warp shared_memory hopper chunks barriers tma wgmma occupancy cudart streams capture
+EMU_LIB      := emulator warp shared_memory hopper chunks clocks barriers tma wgmma occupancy cudart streams capture
 EMU_LIB      += cublasLt cudnn nccl
 SIMT         := $(patsubst build/$(subst $(comma),+,$(or $(SANITIZE),release))%,build/release%,$(EMU))
 EMU_LIB      := $(EMU_LIB:%=$(SIMT)/dev/simt/%.o)

@@ -69,7 +69,7 @@ void check_write(const Block& b, const void* p, const char* who, Site site) {
     report_with(site, "%s overwrites shared memory that a bulk store still reads: it needs store_wait_read", who);
 }
 
-void note_store(Block& b, const void* p, Site site) {
+void note_store(Block& b, const void* p, size_t bytes, Site site) {
     Chunk& c = chunk_at(b, p);
     check_write(b, p, "a thread", site);
     if (c.time != now) c.first_row = 0;  // else this is the store of the stmatrix that was noted
@@ -77,6 +77,7 @@ void note_store(Block& b, const void* p, Site site) {
     c.number = uint16_t(number(*b.current));
     c.time = ++now;
     c.site = site;
+    if (sees_stores) note_last_store(b, p, bytes, site);
 }
 
 // A tile's rows have `width` bytes. A wrong swizzle scatters the eight rows of a matrix over columns and rows.
@@ -103,20 +104,21 @@ void copy(void* to, const void* from, size_t bytes) {
         copy_plain(to, from, bytes);
 }
 
-static void see(const void* p, bool is_store, void* place) {
+static void see(const void* p, size_t bytes, bool is_store, void* place) {
     sees_stores = true;
-    if (!running || !running->engines || !is_shared(p, 1)) return;
+    if (!running || !running->engines || !is_shared(p, bytes)) return;
     const Site site{static_cast<const char*>(place), -1};
-    if (is_store) return note_store(*running, p, site);
+    if (is_store) return note_store(*running, p, bytes, site);
+    check_last_store(*running, p, bytes, site);
     if (running->uses_engines) check_read(*running, p, "a thread", false, running->current->warp, 1, site);
 }
 
 }  // namespace simt
 
 // With SANITIZE=stores the compiler calls these for each load and store.
-#define SIMT_SEEN(bytes)                                                                                       \
-    extern "C" void __sanitizer_cov_load##bytes(void* p) { simt::see(p, false, __builtin_return_address(0)); } \
-    extern "C" void __sanitizer_cov_store##bytes(void* p) { simt::see(p, true, __builtin_return_address(0)); }
+#define SIMT_SEEN(bytes)                                                                                              \
+    extern "C" void __sanitizer_cov_load##bytes(void* p) { simt::see(p, bytes, false, __builtin_return_address(0)); } \
+    extern "C" void __sanitizer_cov_store##bytes(void* p) { simt::see(p, bytes, true, __builtin_return_address(0)); }
 SIMT_SEEN(1)
 SIMT_SEEN(2)
 SIMT_SEEN(4)

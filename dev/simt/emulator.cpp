@@ -447,6 +447,7 @@ void run_grid(Block* block, Call* call, dim3 grid, dim3 size, int64_t shared_byt
     Block& leader = *block;
     leader.call = call;
     leader.launch = launch;
+    leader.current = nullptr;
     prepare_cluster(leader, call->cluster, size, shared_bytes, max_dynamic);
     leader.random_state = config.order_seed * 0x9e3779b97f4a7c15ull | 1;
     leader.picks = 0;

@@ -1,5 +1,5 @@
 // engines.h: the state of Hopper's asynchronous instructions, shared by hopper.cpp (the rules, and when engines run),
-// chunks.cpp (who has written what in shared memory), barriers.cpp, tma.cpp and wgmma.cpp.
+// chunks.cpp (who has written what in shared memory), clocks.cpp, barriers.cpp, tma.cpp and wgmma.cpp.
 //
 // These files allocate nothing while fibers run, and no sanitizer sees their accesses (internal.h).
 #pragma once
@@ -104,7 +104,15 @@ struct Transfer {
     char edge;
 };
 
+// The last store of a byte of shared memory that SANITIZE=stores has shown.
+struct LastStore {
+    uint64_t time;
+    Site site;
+    int thread;
+};
+
 struct Engines {
+    uint64_t start;  // of the block
     int num_barriers, num_transfers;
     int64_t registers;  // in the pool of setmaxnreg
     void* tsan_fiber[2];
@@ -115,10 +123,11 @@ struct Engines {
     Warpgroup groups[MAX_WARPGROUPS];
     ThreadState threads[1024];
     Chunk chunks[CHUNKS];
+    LastStore stores[SHARED_BYTES];
 };
 
-extern uint64_t now;      // counts stores and fences
-extern bool sees_stores;  // whether the build shows the emulator all loads and stores
+extern uint64_t now;                // counts stores and fences
+extern const void* running_engine;  // null: a thread runs
 
 // The site of a store that SANITIZE=stores has shown: line -1, and the address in the program as `file`.
 Site resolved(Site site);
@@ -137,13 +146,14 @@ inline ThreadState& state(const Thread& t) { return t.block->engines->threads[nu
 // Runs f as an engine, which to ThreadSanitizer was called at `place` of the kernel.
 template <class F>
 void as_engine(const Block& b, void* const (&fibers)[2], void* place, F f) {
-    if (!detects_races()) return f();
-    void* before = __tsan_get_current_fiber();
+    running_engine = fibers;
+    void* before = detects_races() ? __tsan_get_current_fiber() : nullptr;
     switch_tsan_fiber(fibers[b.leader->parity]);
-    __tsan_func_entry(place);
+    if (__tsan_func_entry) __tsan_func_entry(place);
     f();
-    __tsan_func_exit();
+    if (__tsan_func_exit) __tsan_func_exit();
     switch_tsan_fiber(before);
+    running_engine = nullptr;
 }
 
 // Shared memory (chunks.cpp). An address counts bytes from the end of the static variables.
@@ -159,9 +169,12 @@ inline int64_t swizzled(int64_t address, int width) { return address ^ ((address
 
 // Reports a read of a chunk by `who` if not all its warps may read it.
 void check_read(const Block& b, const void* p, const char* who, bool by_async, int first_warp, int warps, Site site);
+// The order of stores and loads of different warps (clocks.cpp).
+void note_last_store(const Block& b, const void* p, size_t bytes, Site site);
+void check_last_store(const Block& b, const void* p, size_t bytes, Site site);
 // Reports a write to the chunk while a copy or product is pending that reads or writes it.
 void check_write(const Block& b, const void* p, const char* who, Site site);
-void note_store(Block& b, const void* p, Site site);
+void note_store(Block& b, const void* p, size_t bytes, Site site);
 // Reports a read of the chunk at an address if a matrix of stmatrix is not in one row or column of chunks there.
 void check_matrix(const Block& b, int64_t address, int width, const char* who, Site site);
 void copy_plain(void* to, const void* from, size_t bytes);  // not memcpy, which sanitizers see

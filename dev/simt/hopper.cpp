@@ -6,6 +6,7 @@
 //   proxies      wgmma and TMA stores read what threads have written only after each writer's fence_proxy_async.
 //   phases       who reads what TMA has written must have waited for that phase of its mbarrier. A thread waits once
 //                for each phase, since a parity cannot tell a phase from the one before the last.
+//   order        who reads what another warp has stored has met it after the store at a barrier (SANITIZE=stores).
 //   overwriting  nobody writes operands of a pending wgmma or the source of a pending store, or what TMA still writes.
 //   registers    accumulators belong to wgmma until its wait: they are a NaN meanwhile, which pack_bf16 reports.
 //                wgmma_fence must follow each change by the thread. setmaxnreg takes registers from a pool that others
@@ -21,7 +22,8 @@
 // finds the most, for example memory that is reused too early. To ThreadSanitizer each engine (the TMA unit of a block,
 // the tensor core of a warpgroup) is a thread: an instruction releases to it, it releases the mbarrier or the wait. So
 // it reports races between copies and threads, with both lines. Wrappers show the emulator only some of a kernel's
-// stores; a build with SANITIZE=stores (clang) shows it all loads and stores.
+// stores; a build with SANITIZE=stores (clang) shows it all loads and stores, and then it also checks the order of
+// kernels without these instructions (clocks.cpp).
 //
 // Not modelled: weaker ordering of memory than these rules, convergence within a warp at `.aligned` instructions, time.
 #include "engines.h"
@@ -43,6 +45,7 @@ void prepare_engines(Block& b) {
 static void clear_engines(Block& b) {
     Engines& e = *b.engines;
     e.num_barriers = e.num_transfers = 0;
+    e.start = ++now;
     e.registers = 0;
     fill(&e.cluster, 0, sizeof(e.cluster) + sizeof(e.named));
     fill(e.chunks, 0, sizeof(e.chunks));

@@ -40,13 +40,17 @@ namespace simt {
 
 inline bool detects_races() { return __tsan_create_fiber != nullptr; }
 
-// A happens-before edge for ThreadSanitizer: everything before a release of the address happens before everything after
-// an acquire of it.
+extern bool sees_stores;                     // whether the build shows the emulator all loads and stores
+void pass_clock(void* edge, bool acquires);  // clocks.cpp
+
+// A happens-before edge: everything before a release of the address happens before everything after an acquire of it.
 inline void acquire(void* address) {
     if (__tsan_acquire) __tsan_acquire(address);
+    if (sees_stores) pass_clock(address, true);
 }
 inline void release(void* address) {
     if (__tsan_release) __tsan_release(address);
+    if (sees_stores) pass_clock(address, false);
 }
 inline void switch_tsan_fiber(void* tsan_fiber) {
     constexpr unsigned no_edge = 1;  // the switch creates no happens-before edge

@@ -284,7 +284,7 @@ void exchange_matrices(const uint32_t* registers, bool transpose, void* row, uin
     const int parity = s.matrices++ % 2;
     s.rows[parity] = row;
     stmatrix(registers, transpose, out, site);
-    note_store(b, row, site);
+    note_store(b, row, 16, site);
     const ThreadState& first = b.engines->threads[number(*b.current) / 8 * 8];
     chunk_at(b, row).first_row = uint16_t(size_t(static_cast<const char*>(first.rows[parity]) - b.shared) / CHUNK);
 }

@@ -23,7 +23,7 @@ UNIT = sorted(path.stem for path in HERE.glob("unit/test_*.cpp"))
 REPLAYS = sorted(path.stem.replace("fuzz_", "replay_") for path in HERE.glob("../fuzz/fuzz_*.cpp"))
 KERNELS = sorted(path.stem for path in HERE.glob("gpu/test_*.cu"))
 SIMT = [name for name in KERNELS if name.startswith("test_simt")]  # tests of the emulator itself
-HOPPER = [*(name for name in SIMT if "hopper" in name), "test_gpu_attention_wgmma"]
+SHOWN_STORES = [*SIMT, "test_gpu_attention_wgmma"]  # SANITIZE=stores
 GPU_TESTS = [name for name in KERNELS if name not in SIMT]
 EMULATED = [f"emulator/{name}" for name in [*KERNELS, "test_gpt2cu"]]
 # Tests with the CPU's matrix instructions in plain C++ (support/emulated_units.h), for machines with AVX-512.
@@ -92,16 +92,16 @@ def test_address_and_undefined_with_a_gpus_arithmetic_in_reverse_order(name, run
 
 # One OpenMP thread, because clang's OpenMP runtime is not instrumented. Tests of the emulator itself set the order
 # themselves. MemorySanitizer finds reads of memory that was never written. "stores" is no sanitizer: it shows the
-# emulator each access of the kernels for Hopper.
+# emulator each access of the kernels.
 @sanitizers
 @needs_x86
 @needs_clang
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("sanitizer, name", sorted([*(("thread", name) for name in KERNELS),
                                                     *(("memory", name) for name in MEMORY_TESTS),
-                                                    *(("stores", name) for name in HOPPER)], key=lambda x: x[1]))
+                                                    *(("stores", name) for name in SHOWN_STORES)], key=lambda x: x[1]))
 def test_kernels_under_thread_and_memory_sanitizer(sanitizer, name, run_cases):
-    names = {"thread": KERNELS, "memory": MEMORY_TESTS, "stores": HOPPER}[sanitizer]
+    names = {"thread": KERNELS, "memory": MEMORY_TESTS, "stores": SHOWN_STORES}[sanitizer]
     folder = build_for(sanitizer, *(f"emulator/{kernel}" for kernel in names))
     order = "random" if sanitizer == "thread" and name not in SIMT else None
     run_cases(folder / "emulator" / name, env={"OMP_NUM_THREADS": 1, "SIMT_ORDER": order})

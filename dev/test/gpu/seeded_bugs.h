@@ -36,18 +36,17 @@ extern "C" const char* __ubsan_default_options() { return "halt_on_error=1"; }
 // The text that each build must print; null if the build need not detect the bug.
 struct Expected {
     const char *plain, *address, *thread, *memory, *stores;
+    Expected(const char* plain, const char* address, const char* thread, const char* memory, const char* stores)
+        : plain(plain), address(address), thread(thread), memory(memory), stores(stores) {}
     Expected(const char* plain, const char* address, const char* thread, const char* memory)
-        : plain(plain), address(address), thread(thread), memory(memory), stores(plain) {}
+        : Expected(plain, address, thread, memory, plain) {}
     Expected(const char* text) : Expected(text, text, text, text) {}
-    static Expected only_stores(const char* text) {
-        Expected e(nullptr);
-        e.stores = text;
-        return e;
-    }
+    static Expected only_stores(const char* text) { return {nullptr, nullptr, nullptr, nullptr, text}; }
 };
 inline const char* const wrong = "wrong result";
 inline const char* const asan = "ERROR: AddressSanitizer";
 inline const char* const race = "WARNING: ThreadSanitizer: data race";
+inline const char* const order = "of another warp has written at /";
 inline const char* const msan = "WARNING: MemorySanitizer: use-of-uninitialized-value";
 
 // The bug must be reported in at least one of the runs, each with its own environment.

@@ -26,6 +26,23 @@ TEST_CASE("a launch runs every thread of every block exactly once") {
     });
 }
 
+// Neighbouring bytes of several warps, without a barrier.
+__global__ void own_bytes_kernel(int* out) {
+    SHARED(bytes, uint8_t[128]);
+    uint8_t& own = bytes[threadIdx.x % 32 * 4 + threadIdx.x / 32];
+    own = uint8_t(threadIdx.x);
+    __syncwarp();
+    out[threadIdx.x] = own;
+}
+
+TEST_CASE("a warp may read what it has stored beside another warp's bytes") {
+    in_every_order([] {
+        Array<int> out(128);
+        simt::launch(own_bytes_kernel, 1, 128, 0, nullptr, out.data);
+        for (int i = 0; i < 128; i++) REQUIRE(out.host()[size_t(i)] == i);
+    });
+}
+
 __global__ void sums_kernel(float* out, const float* in) {
     const float x = in[threadIdx.x];
     float* o = out + threadIdx.x * 4;

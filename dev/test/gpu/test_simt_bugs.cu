@@ -167,8 +167,10 @@ __global__ void no_threadfence(float* out, float* partial, unsigned* counter) {
 }
 
 TEST_CASE("bug: missing barriers, fences and atomics are reported") {
-    expect_report({wrong, wrong, race, msan}, no_barrier, 128, 0, [](int i, float) { return (i + 1.0f) * (i < 127); });
-    expect_report({wrong, wrong, race, wrong}, reused_too_early, 1024, 0, [](int i, float) { return i + 37.0f; });
+    expect_report({wrong, wrong, race, msan, order}, no_barrier, 128, 0,
+                  [](int i, float) { return (i + 1.0f) * (i < 127); });
+    expect_report({wrong, wrong, race, wrong, order}, reused_too_early, 1024, 0,
+                  [](int i, float) { return i + 37.0f; });
     expect_report({nullptr, nullptr, race, nullptr}, no_syncwarp, 32);
     expect_report({nullptr, nullptr, race, nullptr}, [] { run(blocks_overlap, 2, 128, 0, anything); });
     expect_report({nullptr, nullptr, race, nullptr}, [] {

@@ -36,7 +36,7 @@ TEST_CASE("bug: a wrong phase, parity, count or order of mbarriers is reported")
     gemm_bug(11, "at an mbarrier at dev/test/gpu/hopper_kernels.cuh:");
     gemm_bug(15, "has not waited for phase 0 of its mbarrier");
     chain_bug(22, "wgmma reads shared memory that a TMA load still writes: it needs mbarrier_wait");
-    chain_bug(27, {wrong, wrong, race, msan});
+    chain_bug(27, {wrong, wrong, race, msan, order});
 }
 
 TEST_CASE("bug: operands or accumulators that a wgmma still has are reported") {
