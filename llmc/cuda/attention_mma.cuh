@@ -525,7 +525,7 @@ __global__ void __launch_bounds__(MMA_THREADS, 2)
         cp_async_wait<0>();
         __syncthreads();  // the tile has arrived, and no warp still reads the previous one, which fetch overwrites
         if (tile + 1 < end) fetch(tile + 1);
-        __syncwarp();  // the mask's branches have diverged
+        __syncwarp();  // lanes may have taken different branches; ldmatrix and mma need all of them
         for (int column = 0; column < COLUMNS; column += 8 * N) {
             const int other_token = tile * COLUMNS + column;
             const int first_query = OF_KEYS ? other_token : warp_token, queries = OF_KEYS ? 8 * N : 16 * R;

@@ -156,7 +156,8 @@ struct BackwardTile {
     }
 };
 
-// The thread that loads the tiles, and O with the first keys.
+// The thread that loads the tiles, and O with the first keys. It does not fetch later tiles into the L2 cache, because
+// that took 815 to 828 us a layer on an H200, in place of 809.
 template <int HS>
 struct BackwardLoader {
     using W = WgmmaBackward<HS>;
@@ -414,7 +415,8 @@ struct BackwardConsumer {
     }
 
     // Rounds 64 rows, and stores them to part 0, 1 or 2 of dqkv, from row `row` and channel `channel` of the head on.
-    // Each warp stores 16 rows.
+    // Each warp stores 16 rows. The gradient of qkv's bias is another kernel's: column sums here cost 87 us a layer on
+    // an H200, that kernel 70.
     template <int R>
     __device__ __forceinline__ void store_rows(const float (&x)[R], float factor, const BackwardTile<HS>& t, int part,
                                                int row, int channel) const {

@@ -430,7 +430,8 @@ std::optional<Plan> chosen_plan(const Call<floatX>& call) {
     return plan;
 }
 
-// The heuristic's plans for a route, and split variants of the best of them.
+// The heuristic's plans for a route, and split variants of the best of them. On an H200 the fastest of 64 proposals was
+// among the first 8 for each matmul of 124M.
 template <class floatX>
 std::vector<Plan> candidates(const Call<floatX>& call, const Route& route) {
     constexpr int algorithms = 8;

@@ -346,6 +346,7 @@ bool Log::finish() {
 
 // ---- the curve of another run
 
+// Compiled in, so that an installed program has them in any folder.
 static constexpr const char* curves[] = {
 #include <curves.inc>  // the files of data/curves, by mk/version.mk
 };

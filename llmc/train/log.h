@@ -70,7 +70,8 @@ struct PauseTime {
 };
 using PauseTimes = std::array<PauseTime, 4>;
 
-// Returns the seconds that a run still needs after `step`. A kind of pause that has not occurred yet takes no time.
+// Returns the seconds that a run still needs after `step`, with the pauses to come: without them a run that validates
+// often said 10 s and took 24.5. A kind of pause that has not occurred yet takes no time.
 double seconds_left(const LogOptions& options, int64_t step, double step_seconds, const PauseTimes& pauses);
 
 struct StepRecord {
@@ -105,7 +106,8 @@ struct Log {
     Log(const Log&) = delete;
 
     void begin_run(const std::string& info);  // the first line; info: a JSON object
-    // A peak (FLOP/s, of all ranks) that is higher than the one so far counts from now on.
+    // A peak (FLOP/s, of all ranks) that is higher than the one so far counts from now on. A CPU that is busy when it
+    // is measured seems slow: MFU then read 84 % for 51 %.
     void raise_peak(double flops) { options.peak_flops = std::max(options.peak_flops, flops); }
     void table(const std::vector<Row>& rows);
     void note(const std::string& text) { print_line(message_text(text)); }  // an informational line

