@@ -3,17 +3,17 @@
 #include "cpu/variants.h"
 
 #if defined(__x86_64__)
-#define VARIANT_OF(op) (isa() == Isa::plain ? plain::op : isa() == Isa::avx2 ? avx2::op : avx512::op)
+#define VARIANT_OF(op) (isa() == Isa::plain ? reference::op : isa() == Isa::avx2 ? avx2::op : avx512::op)
 #elif defined(__aarch64__)
-#define VARIANT_OF(op) (isa() == Isa::plain ? plain::op : neon::op)
+#define VARIANT_OF(op) (isa() == Isa::plain ? reference::op : neon::op)
 #else
-#define VARIANT_OF(op) plain::op
+#define VARIANT_OF(op) reference::op
 #endif
 
 namespace cpu {
 
 template <class floatX>
-int64_t plain::scratch_bytes(int, int, int, int, int) {
+int64_t reference::scratch_bytes(int, int, int, int, int) {
     return 0;
 }
 

@@ -1,88 +1,12 @@
-// matmul.cpp: the reference implementation of the matmul, the choice of the variant that runs, and the size of the
-// scratch memory that all operations share. Shapes: inp (N, IC), weight (OC, IC), out (N, OC).
+// matmul.cpp: the choice of the matmul's variant, and the size of the scratch memory that all operations share. Shapes: inp (N, IC), weight (OC, IC), out (N, OC).
 #include "cpu/matmul.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 #include <vector>
 
 #include "base/host.h"
 #include "cpu/variants.h"
-
-// ---- The reference: float sums in the order of the indices, rounded once. Tests compare the other variants with it.
-
-namespace cpu::plain {
-
-static float gelu(float x) { return 0.5f * x * (1 + std::tanh(0.7978845608f * (x + 0.044715f * x * x * x))); }
-
-static float gelu_derivative(float x) {
-    const float t = std::tanh(0.7978845608f * (x + 0.044715f * x * x * x)), sech2 = 1 - t * t;
-    // Where sech2 is 0, x^2 may overflow.
-    return 0.5f * (1 + t) + (sech2 == 0 ? 0 : 0.5f * x * sech2 * 0.7978845608f * (1 + 3 * 0.044715f * x * x));
-}
-
-template <class floatX>
-int64_t packed_bytes(int, int) {
-    return 0;
-}
-
-template <class floatX>
-void pack_weight(void*, const floatX*, int, int, Stream) {}
-
-template <class floatX>
-void matmul_forward(floatX* out, floatX* pre_gelu, float*, const floatX* inp, Weight<floatX> weight, const floatX* bias,
-                    const floatX* residual, int N, int IC, int OC, Stream) {
-#pragma omp parallel for schedule(static)
-    for (int n = 0; n < N; n++)
-        for (int o = 0; o < OC; o++) {
-            const floatX *x = inp + int64_t(n) * IC, *w = weight.rows + int64_t(o) * IC;
-            float sum = 0.0f;
-            for (int i = 0; i < IC; i++) sum += float(x[i]) * float(w[i]);
-            if (bias) sum += float(bias[o]);
-            if (residual) sum += float(residual[int64_t(n) * OC + o]);
-            if (pre_gelu) pre_gelu[int64_t(n) * OC + o] = floatX(sum);
-            out[int64_t(n) * OC + o] = floatX(pre_gelu ? gelu(sum) : sum);
-        }
-}
-
-template <class floatX>
-void matmul_backward(floatX* dinp, float*, float* dweight, float* dbias, const floatX* dout, const floatX* inp,
-                     Weight<floatX> weight, const floatX* pre_gelu, int N, int IC, int OC, bool accumulate, Stream) {
-#pragma omp parallel for schedule(static)
-    for (int n = 0; n < (dinp ? N : 0); n++) {
-        std::vector<float> sums(IC);
-        for (int o = 0; o < OC; o++)
-            for (int i = 0; i < IC; i++)
-                sums[i] += float(dout[int64_t(n) * OC + o]) * float(weight.rows[int64_t(o) * IC + i]);
-        for (int i = 0; i < IC; i++) {
-            const int64_t at = int64_t(n) * IC + i;
-            dinp[at] = floatX(pre_gelu ? sums[i] * gelu_derivative(float(pre_gelu[at])) : sums[i]);
-        }
-    }
-#pragma omp parallel for schedule(static)
-    for (int o = 0; o < (dweight ? OC : 0); o++) {
-        std::vector<float> sums(IC);
-        float bias_sum = 0.0f;
-        for (int n = 0; n < N; n++) {
-            const float d = float(dout[int64_t(n) * OC + o]);
-            for (int i = 0; i < IC; i++) sums[i] += d * float(inp[int64_t(n) * IC + i]);
-            bias_sum += d;
-        }
-        for (int i = 0; i < IC; i++) {
-            float& sum = dweight[int64_t(o) * IC + i];
-            sum = accumulate ? sum + sums[i] : sums[i];
-        }
-        if (dbias) dbias[o] = accumulate ? dbias[o] + bias_sum : bias_sum;
-    }
-}
-
-INSTANTIATE(packed_bytes);
-INSTANTIATE(pack_weight);
-INSTANTIATE(matmul_forward);
-INSTANTIATE(matmul_backward);
-
-}  // namespace cpu::plain
 
 // ---- The choice of a variant: bf16 runs on the matrix unit if isa() has one, else widened to fp32.
 

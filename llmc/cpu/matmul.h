@@ -1,6 +1,6 @@
 // matmul.h: declarations that the variants of the matmul share with each other and with device.cpp.
 //
-// matmul.cpp          the reference (cpu::plain), the choice of a variant, and the scratch size of all operations
+// matmul.cpp          the reference (cpu::reference), the choice of a variant, and the scratch size of all operations
 // matmul_fp32.cpp     fp32 matmul, and bf16 matmul widened to fp32
 // microkernel_fp32.h  its innermost loops, compiled for each instruction set
 // matrix_matmul.h     bf16 matmul on matrix units, compiled for AMX (amx.cpp) and for AVX512-BF16 (avx512bf16.cpp)

@@ -1,6 +1,6 @@
-// variants.h: declares every variant of the CPU operations, one namespace each. cpu::plain is the reference: plain
+// variants.h: declares every variant of the CPU operations, one namespace each. cpu::reference is the reference: plain
 // loops that run on every machine. The other variants compute the same results faster, and the tests compare them with
-// cpu::plain. cpu::<op> calls the variant that isa() selects (dispatch.cpp). Without a matrix unit the matmul is that
+// cpu::reference. cpu::<op> calls the variant that isa() selects (dispatch.cpp). Without a matrix unit the matmul is that
 // of cpu::fp32 (matmul.cpp). Variants take neither amax nor an FP8 weight, which are up to cpu::<op> (fp8.cpp). The
 // small operations on gradients, on losses and of Muon (norm.cpp, cross_entropy.cpp, muon.cpp) exist in cpu only.
 //
@@ -10,7 +10,7 @@
 #include "cpu/isa.h"
 #include "ops/ops.h"
 
-namespace cpu::plain {
+namespace cpu::reference {
 #include "ops/ops.inc"
 }
 namespace cpu::avx2 {

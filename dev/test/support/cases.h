@@ -1,5 +1,5 @@
 // cases.h: tools for the test cases that the CPU and the GPU backend share (cases_<op>.h). A case compares the outputs
-// of ops::<op>, of the backend that the program is built for, with those of the definition, cpu::plain. Its argument is
+// of ops::<op>, of the backend that the program is built for, with those of the definition, cpu::reference. Its argument is
 // CpuBackend (cpu_backend.h), which repeats a check on every CPU variant, or GpuBackend (gpu/gpu_backend.h), which
 // copies the tensors to the device and back.
 #pragma once
@@ -82,7 +82,7 @@ auto host_argument(T& x) {
         return x;
 }
 
-// Calls operations in the host's memory, like those of cpu::plain.
+// Calls operations in the host's memory, like those of cpu::reference.
 struct OnHost {
     template <class Op, class... Args>
     void call(const Op& op, Args&&... args) const {

@@ -71,7 +71,7 @@ void compare(const Backend& backend, int steps, int64_t count, DecayPattern deca
                           output("m", s.m, 1, 2 * roundings, roundings * 0.1f),
                           output("v", s.v, 1, 4 * roundings, 1e-30f));
     };
-    backend.compare(outputs(OnHost{}, cpu::plain::adamw<floatX>), [&] { return outputs(backend, ops::adamw<floatX>); });
+    backend.compare(outputs(OnHost{}, cpu::reference::adamw<floatX>), [&] { return outputs(backend, ops::adamw<floatX>); });
 }
 
 // Several counts in one bucket, of which no, some or all elements decay.
@@ -205,7 +205,7 @@ void one_step_without_masters(const Backend& backend, int64_t count, DecayPatter
         where.call(op, s.weight, nullptr, s.m, s.v, grad, factor, begin, count, decay, AdamWConfig{}, LR, 3);
         return s;
     };
-    const auto want = step_of(OnHost{}, cpu::plain::adamw<bf16>);
+    const auto want = step_of(OnHost{}, cpu::reference::adamw<bf16>);
     backend.on_each_variant([&] {
         const auto got = step_of(backend, ops::adamw<bf16>);
         CHECK(differences(got.weight, want.weight) <= most_different);

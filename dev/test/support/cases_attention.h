@@ -20,8 +20,8 @@ struct Ops {
     decltype(&cpu::attention_decode<floatX>) decode;
 };
 template <class floatX>
-const Ops<floatX> definition{cpu::plain::attention_forward<floatX>, cpu::plain::attention_backward<floatX>,
-                             cpu::plain::attention_decode<floatX>};
+const Ops<floatX> definition{cpu::reference::attention_forward<floatX>, cpu::reference::attention_backward<floatX>,
+                             cpu::reference::attention_decode<floatX>};
 template <class floatX>
 const Ops<floatX> tested{ops::attention_forward<floatX>, ops::attention_backward<floatX>,
                          ops::attention_decode<floatX>};

@@ -19,7 +19,7 @@ struct Ops {
     decltype(&cpu::cross_entropy<floatX>) both;
 };
 template <class floatX>
-const Ops<floatX> definition{cpu::plain::cross_entropy_forward<floatX>, cpu::plain::cross_entropy<floatX>};
+const Ops<floatX> definition{cpu::reference::cross_entropy_forward<floatX>, cpu::reference::cross_entropy<floatX>};
 template <class floatX>
 const Ops<floatX> tested{ops::cross_entropy_forward<floatX>, ops::cross_entropy<floatX>};
 

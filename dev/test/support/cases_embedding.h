@@ -16,7 +16,7 @@ struct Ops {
     decltype(&cpu::embedding_backward<floatX>) backward;
 };
 template <class floatX>
-const Ops<floatX> definition{cpu::plain::embedding_forward<floatX>, cpu::plain::embedding_backward<floatX>};
+const Ops<floatX> definition{cpu::reference::embedding_forward<floatX>, cpu::reference::embedding_backward<floatX>};
 template <class floatX>
 const Ops<floatX> tested{ops::embedding_forward<floatX>, ops::embedding_backward<floatX>};
 

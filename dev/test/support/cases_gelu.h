@@ -10,7 +10,7 @@ struct Ops {
     decltype(&cpu::gelu_backward<floatX>) backward;
 };
 template <class floatX>
-const Ops<floatX> definition{cpu::plain::gelu_forward<floatX>, cpu::plain::gelu_backward<floatX>};
+const Ops<floatX> definition{cpu::reference::gelu_forward<floatX>, cpu::reference::gelu_backward<floatX>};
 template <class floatX>
 const Ops<floatX> tested{ops::gelu_forward<floatX>, ops::gelu_backward<floatX>};
 

@@ -10,7 +10,7 @@ struct Ops {
     decltype(&cpu::layernorm_backward<floatX>) backward;
 };
 template <class floatX>
-const Ops<floatX> definition{cpu::plain::layernorm_forward<floatX>, cpu::plain::layernorm_backward<floatX>};
+const Ops<floatX> definition{cpu::reference::layernorm_forward<floatX>, cpu::reference::layernorm_backward<floatX>};
 template <class floatX>
 const Ops<floatX> tested{ops::layernorm_forward<floatX>, ops::layernorm_backward<floatX>};
 

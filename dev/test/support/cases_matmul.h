@@ -30,8 +30,8 @@ struct Ops {
     decltype(&cpu::matmul_backward<floatX>) backward;
 };
 template <class floatX>
-const Ops<floatX> definition{cpu::plain::packed_bytes<floatX>, cpu::plain::pack_weight<floatX>,
-                             cpu::plain::matmul_forward<floatX>, cpu::plain::matmul_backward<floatX>};
+const Ops<floatX> definition{cpu::reference::packed_bytes<floatX>, cpu::reference::pack_weight<floatX>,
+                             cpu::reference::matmul_forward<floatX>, cpu::reference::matmul_backward<floatX>};
 template <class floatX>
 const Ops<floatX> tested{ops::packed_bytes<floatX>, ops::pack_weight<floatX>, ops::matmul_forward<floatX>,
                          ops::matmul_backward<floatX>};

@@ -26,7 +26,7 @@ void compare_squares(const Backend& backend, int64_t count, float roundings) {
         where.call(op, out, x, count);
         return outputs_of(output("squares", out, 1, roundings * epsilon<float>(), 0.0f));
     };
-    backend.compare(outputs(OnHost{}, cpu::plain::sum_of_squares),
+    backend.compare(outputs(OnHost{}, cpu::reference::sum_of_squares),
                     [&] { return outputs(backend, ops::sum_of_squares); });
     backend.on_each_variant([&] { CHECK(squares_of(backend, x) == squares_of(backend, x)); });
 }

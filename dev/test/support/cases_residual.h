@@ -18,7 +18,7 @@ void compare(const Backend& backend, int N, int C) {
         where.call(op, in_place, std::as_const(in_place), residual, bias, N, C);
         return outputs_of(output("out", out, C, 0.0f, 0.0f), output("out in place of inp", in_place, C, 0.0f, 0.0f));
     };
-    backend.compare(outputs(OnHost{}, cpu::plain::add_residual<floatX>),
+    backend.compare(outputs(OnHost{}, cpu::reference::add_residual<floatX>),
                     [&] { return outputs(backend, ops::add_residual<floatX>); });
 }
 

@@ -1,10 +1,65 @@
-// muon.cpp: the elementwise operations of Muon, whose matmuls are the model's. Memory bounds their time.
+// small_ops.cpp: the operations that have a single implementation, in plain loops: on losses, on gradients, and the
+// elementwise ones of Muon, whose matmuls are the model's. Memory bounds their time.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <type_traits>
 
 #include "base/random.h"
 #include "ops/ops.h"
+
+// The target's logit is the largest of the shards' second numbers: all but one of them are -infinity.
+void cpu::cross_entropy_combine(float* losses, float* lse, const float* partials, const int* targets, int shards, int N,
+                                Stream) {
+    INVARIANT(shards >= 1 && N >= 1,
+              "cross_entropy_combine of %d shards of %d rows: there must be at least one of each", shards, N);
+#pragma omp parallel for
+    for (int n = 0; n < N; n++) {
+        float row_max = std::numeric_limits<float>::lowest(), row_sum = 0.0f, target_logit = -INFINITY;
+        for (int i = 0; i < shards; i++) {
+            const float* partial = partials + (int64_t(i) * N + n) * 2;
+            row_max = std::max(row_max, partial[0]);
+            target_logit = std::max(target_logit, partial[1]);
+        }
+        for (int i = 0; i < shards; i++) row_sum += std::exp(partials[(int64_t(i) * N + n) * 2] - row_max);
+        lse[n] = std::log(row_sum) + row_max;
+        losses[n] = targets[n] < 0 ? 0.0f : lse[n] - target_logit;
+    }
+}
+
+void cpu::accumulate_loss(float* total, const float* losses, int N, float scale, Stream) {
+    double sum = 0.0;
+    for (int n = 0; n < N; n++) sum += double(losses[n]);
+    *total = float(double(*total) + double(scale) * sum);
+}
+
+void cpu::accumulate_gradients(float* sum, const float* x, int64_t count, Stream) {
+#pragma omp parallel for simd schedule(static)
+    for (int64_t i = 0; i < count; i++) sum[i] += x[i];
+}
+
+void cpu::round_gradients(bf16* out, const float* x, int64_t count, Stream) {
+#pragma omp parallel for simd schedule(static)
+    for (int64_t i = 0; i < count; i++) out[i] = bf16(x[i]);
+}
+
+void cpu::widen_gradients(float* out, const bf16* x, int64_t count, Stream) {
+#pragma omp parallel for simd schedule(static)
+    for (int64_t i = 0; i < count; i++) out[i] = float(x[i]);
+}
+
+void cpu::clip_factor(float* norm, float* factor, const float* squares, const float* loss, float max_norm,
+                      StepLimits limits, Stream) {
+    *norm = std::sqrt(*squares);
+    if (std::isnan(*factor) || !std::isfinite(*norm) || !std::isfinite(*loss))
+        *factor = std::numeric_limits<float>::quiet_NaN();
+    else if (*norm > limits.norm || *loss > limits.loss)
+        *factor = std::numeric_limits<float>::infinity();
+    else
+        *factor = max_norm > 0.0f && *norm > max_norm ? max_norm / *norm : 1.0f;
+}
+
+// ---- Muon
 
 void cpu::muon_momentum(float* out, float* m, float* v, const float* grad, const float* factor, int64_t count, float mu,
                         AdamWConfig config, Stream) {
