@@ -13,7 +13,6 @@
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
-#include <unistd.h>
 
 #include "base/common.h"
 #include "base/content.h"
@@ -472,87 +471,6 @@ static Command find_command(const std::string& first) {
          first.c_str());
 }
 
-// Resolves the ways to choose a model. --model is also llm.c's -e: "d12", "gpt2:d12", or weights to start from.
-static void sort_out_model(Options& o) {
-    if (o.model.starts_with("gpt2:")) o.model.erase(0, 5);
-    if (o.model.find('/') != std::string::npos || o.model == "." || o.model == ".." || o.model.ends_with(".bin")) {
-        ENSURE(o.init.empty() || o.init == o.model, "--model %s and --init %s are two places to start from; give one",
-               o.model.c_str(), o.init.c_str());
-        o.init = std::exchange(o.model, "");
-    }
-    const bool custom = o.layers || o.heads || o.channels;
-    ENSURE(!custom || (o.layers && o.heads && o.channels),
-           "give --layers, --heads and --channels together, not --layers %d --heads %d --channels %d", o.layers,
-           o.heads, o.channels);
-    ENSURE(!custom || o.model.empty(), "--model %s and --layers %d are two ways to choose the shape; give one",
-           o.model.c_str(), o.layers);
-    ENSURE(o.init.empty() || (o.model.empty() && !custom),
-           "--init %s has its own shape; leave out --model, --layers, --heads and --channels", o.init.c_str());
-    o.default_model = o.model.empty() && o.init.empty() && !custom;
-    if (o.default_model) o.model = "d12";
-    if (!o.model.empty() || custom) check_config(model_config(o));
-}
-
-static void check_training(Options& o) {
-    const bool trains = o.command == Command::train;
-    sort_out_model(o);
-    if (o.steps == -1) o.steps = 0;
-    o.default_global_batch = o.global_batch == -1;
-    if (o.default_global_batch) o.global_batch = o.model.empty() ? 0 : 524288;
-    ENSURE(!trains || !o.train_data.empty(),
-           "--train-data is missing: quote a pattern of token shards, such as "
-           "--train-data 'data/x/train_*.bin' (train_gpt2 tokenize makes them)");
-    ENSURE(o.master_weights == "on" || o.precision != "fp32",
-           "--master-weights off needs bf16 weights; give --precision bf16");
-    ENSURE(!trains || !(o.keep_best || o.patience > 0) || (!o.val_data.empty() && o.val_every > 0),
-           "%s needs validation losses: give --val-data, and --val-every above 0",
-           o.patience > 0 ? "--patience" : "--keep-best");
-    ENSURE(!trains || o.patience == 0 || (!o.output.empty() && o.checkpoint_every > 0),
-           "--patience keeps the best checkpoint: give --output, and --checkpoint-every above 0");
-    std::replace(o.eval_task.begin(), o.eval_task.end(), ',', '\n');  // as run.toml has several paths
-    ENSURE(o.eval_every == 0 || !o.eval_task.empty(), "--eval-every needs --eval-task FILE");
-    ENSURE(!trains || o.reference.empty() || o.reference == "none" || (!o.val_data.empty() && o.val_every > 0),
-           "--reference compares validation losses: give --val-data, and --val-every above 0");
-    ENSURE(!o.tensorboard || !o.output.empty(), "--tensorboard writes into --output, which is empty; name a directory");
-    ENSURE(o.schedule == "wsd" || o.cooldown == Options().cooldown,
-           "--cooldown %g needs --schedule wsd; with --schedule %s leave it at %g", o.cooldown, o.schedule.c_str(),
-           Options().cooldown);
-    ENSURE(o.tensor_parallel > 1 || !o.sequence_parallel,
-           "--sequence-parallel needs --tensor-parallel 2 or more, on as many ranks; --sequence-parallel=false "
-           "switches it off");
-    ENSURE(o.tensor_parallel == 1 || o.precision != "fp8",
-           "--precision fp8 does not combine with --tensor-parallel %d; give --precision bf16", o.tensor_parallel);
-}
-
-static void check_tokenize(Options& o) {
-    ENSURE(!o.inputs.empty(), "no INPUT: name files or folders of text, JSON, CSV or Parquet, or - for stdin");
-    ENSURE(!o.output.empty(), "--output is missing: the directory for the token shards");
-    ENSURE((o.train_bpe > 0) != !o.tokenizer.empty(),
-           "give one of --train-bpe TOKENS, to train a vocabulary, and --tokenizer, to use one that exists");
-    ENSURE(o.val_tokens == 0 || o.val_fraction == -1,
-           "--val-tokens %lld and --val-fraction %g are two ways to hold out text; give one",
-           static_cast<long long>(o.val_tokens), o.val_fraction);
-    if (o.val_fraction == -1) o.val_fraction = o.val_tokens > 0 ? 0.0 : 0.05;
-}
-
-static void check_export(Options& o) {
-    ENSURE(o.inputs.size() == 2,
-           "export takes a model and a new file, such as: export out/d12 d12.gguf --type q8_0; it got %s",
-           counted(int64_t(o.inputs.size()), "name").c_str());
-    ENSURE(o.inputs[1].ends_with(".gguf"), "%s: the file to write must end in .gguf", o.inputs[1].c_str());
-    o.init = o.inputs[0];
-}
-
-static void check_eval(const Options& o) {
-    const int given = !o.val_data.empty() + !o.task.empty() + !o.text.empty();
-    ENSURE(given > 0, "--val-data is missing: quote a pattern of token shards to evaluate, or give --task or --text");
-    ENSURE(given == 1, "--val-data, --task and --text are three things to evaluate on; give one");
-    ENSURE(!o.task.empty() || (o.rows.empty() && !o.prepend_eot), "--rows and --prepend-eot need --task FILE");
-    ENSURE(!o.text.empty() || o.stride == 0, "--stride needs --text FILE");
-    ENSURE(!o.text.empty() || o.text_key == "text", "--text-key needs --text FILE");
-    ENSURE(!o.val_data.empty() || o.val_tokens == 0, "--val-tokens needs --val-data; tasks and texts are read whole");
-}
-
 Options parse_options(int argc, const char* const* argv) {
     const std::string program = argc > 0 ? argv[0] : "train_gpt2", first = argc > 1 ? argv[1] : "";
     Options defaults;
@@ -561,7 +479,6 @@ Options parse_options(int argc, const char* const* argv) {
     if (defaults.command == Command::train || defaults.command == Command::plan) defaults.val_tokens = -1;
     Parser parser(defaults);
     Options& o = parser.o;
-    const bool trains = o.command == Command::train || o.command == Command::plan;
     const int skip = std::min(argc, first == command_names[int(o.command)] ? 2 : 1);
     parser.read_command_line(argc - skip, argv + skip);
     if (parser.help->count() + parser.version->count() > 0) {
@@ -575,19 +492,10 @@ Options parse_options(int argc, const char* const* argv) {
     ENSURE(!o.resume || !o.output.empty(), "--resume needs the --output that holds the checkpoints");
     const bool has_shape = parser.has_shape();
     if (o.resume) parser.read_saved();
-    if (trains) check_training(o);
-    o.default_model |= o.resume && !has_shape;  // the checkpoint's shape is used
-    if (o.command == Command::tokenize) check_tokenize(o);
-    if (o.command == Command::export_model) check_export(o);
-    if (o.command == Command::eval) check_eval(o);
-    ENSURE(o.prompt.empty() || o.prompt_file.empty(), "--prompt and --prompt-file are two texts to continue; give one");
     const bool has_file = !o.prompt_file.empty() && o.prompt_file != "-" && o.prompt_file != "/dev/stdin";
     o.reads_stdin = o.command == Command::generate && !has_file && !parser.find("--prompt")->is_set;
-    ENSURE(!o.reads_stdin || o.tensor_parallel == 1 || !isatty(STDIN_FILENO),
-           "one rank alone takes lines from a terminal; with --tensor-parallel %d give --prompt or --prompt-file",
-           o.tensor_parallel);
-    ENSURE(trains || o.command == Command::tokenize || !o.init.empty(),
-           "--init is missing: a checkpoint, a run's output directory, or a Hugging Face directory");
+    check_options(o);
+    o.default_model |= o.resume && !has_shape;  // the checkpoint's shape is used
     return o;
 }
 
@@ -618,28 +526,4 @@ std::string changed_options(const Options& options) {
         text += (text.empty() ? "--" : ", --") + d.name + " " + d.toml() + " (was " + was->second + ")";
     }
     return text;
-}
-
-// ---- values that follow from the options
-
-GPT2Config model_config(const Options& o, int default_vocab) {
-    GPT2Config config;
-    if (o.layers > 0)
-        config = {o.seq_len > 0 ? o.seq_len : 1024, 0, o.layers, o.heads, o.channels};
-    else
-        config = config_by_name(o.model.empty() ? "d12" : o.model);
-    config.max_T = std::max(config.max_T, o.seq_len);
-    config.V = o.vocab_size > 0 ? o.vocab_size : default_vocab;
-    return config;
-}
-
-void resolve_steps(Options& o, int64_t steps_per_epoch) {
-    ENSURE(o.steps > 0 || steps_per_epoch > 0,
-           "the training data are too short for one step; lower --global-batch, or give --steps");
-    if (o.steps == 0) o.steps = steps_per_epoch;
-    const int64_t usual = std::min<int64_t>(700, o.steps / 10);
-    o.warmup_steps = o.warmup == -1 ? usual : o.warmup;
-    ENSURE(o.warmup_steps <= o.steps, "--warmup %lld is longer than the run of %lld step%s; try --warmup %lld",
-           static_cast<long long>(o.warmup_steps), static_cast<long long>(o.steps), o.steps == 1 ? "" : "s",
-           static_cast<long long>(usual));
 }

@@ -125,6 +125,9 @@ struct Options {
 // replacement for options of older versions and of nanoGPT, and the nearest option for unknown ones.
 Options parse_options(int argc, const char* const* argv);
 
+// The part of it that is in option_checks.cpp: refuses contradictions, and sets options that follow from others.
+void check_options(Options& options);
+
 const char* command_name(Command command);
 std::string run_toml(const Options& options);      // the content of OUTPUT/run.toml
 std::string options_json(const Options& options);  // all options of the command as a JSON object
