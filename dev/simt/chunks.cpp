@@ -17,9 +17,11 @@ Site resolved(Site site) {
     FILE* output = popen(text, "r");
     if (!output || !fgets(text, sizeof(text), output)) return {"an unknown place", 0};
     pclose(output);
-    char* colon = strrchr(text, ':');
+    char *colon = strrchr(text, ':'), folder[512];
     if (colon) *colon = 0;
-    return {text, colon ? atoi(colon + 1) : 0};
+    const size_t length = getcwd(folder, sizeof(folder)) ? strlen(folder) : 0;
+    const bool is_below = length && strncmp(text, folder, length) == 0 && text[length] == '/';
+    return {is_below ? text + length + 1 : text, colon ? atoi(colon + 1) : 0};
 }
 
 int64_t address_of(const Block& b, const void* p, int64_t bytes, Site site) {
@@ -77,7 +79,7 @@ void note_store(Block& b, const void* p, size_t bytes, Site site) {
     c.number = uint16_t(number(*b.current));
     c.time = ++now;
     c.site = site;
-    if (sees_stores) note_last_store(b, p, bytes, site);
+    if (sees_stores) note_access(b, p, bytes, true, site);
 }
 
 // A tile's rows have `width` bytes. A wrong swizzle scatters the eight rows of a matrix over columns and rows.
@@ -109,7 +111,8 @@ static void see(const void* p, size_t bytes, bool is_store, void* place) {
     if (!running || !running->engines || !is_shared(p, bytes)) return;
     const Site site{static_cast<const char*>(place), -1};
     if (is_store) return note_store(*running, p, bytes, site);
-    check_last_store(*running, p, bytes, site);
+    ++now;
+    note_access(*running, p, bytes, false, site);
     if (running->uses_engines) check_read(*running, p, "a thread", false, running->current->warp, 1, site);
 }
 

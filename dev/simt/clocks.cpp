@@ -1,7 +1,7 @@
-// clocks.cpp: the order of stores and loads of shared memory by different warps, in a build that shows the emulator all
+// clocks.cpp: the order of loads and stores of shared memory by different warps, in a build that shows the emulator all
 // of them (SANITIZE=stores).
 //
-// A clock says for each warp of the cluster up to which time its stores come before what happens now. Warps, engines
+// A clock says for each warp of the cluster up to which time its accesses come before what happens now. Warps, engines
 // and the addresses of happens-before edges have one each. A release adds the warp's clock to the edge's, an acquire
 // the edge's to the warp's. Times only grow, so clocks need no reset when a block ends.
 #include "engines.h"
@@ -33,27 +33,25 @@ void pass_clock(void* edge, bool acquires) {
     for (size_t i = 0; i < b.leader->all_warps.size(); i++) to[i] = std::max(to[i], from[i]);
 }
 
-static LastStore& last_store(const Block& b, const void* p) {
-    return b.engines->stores[static_cast<const char*>(p) - b.shared];
-}
-
-void note_last_store(const Block& b, const void* p, size_t bytes, Site site) {
-    for (size_t i = 0; i < bytes; i++) last_store(b, static_cast<const char*>(p) + i) = {now, site, number(*b.current)};
-}
-
 // Lanes of one warp share a clock, so an order among them is not checked.
-void check_last_store(const Block& b, const void* p, size_t bytes, Site site) {
-    const int warp = b.current->warp;
-    const Clock& own = clock_of(b, warp);
-    for (size_t i = 0; i < bytes; i++) {
-        const LastStore& store = last_store(b, static_cast<const char*>(p) + i);
-        const int writer = store.thread / 32;
-        if (store.time <= b.engines->start || writer == warp || own[place(b, writer)] >= store.time) continue;
-        const Site from = resolved(store.site);
-        report_with(site,
-                    "a thread reads what thread %d of another warp has written at %s:%d, and no barrier orders them: "
-                    "it needs __syncthreads, a named barrier or mbarrier_wait",
-                    store.thread, from.file, from.line);
+static void check_order(const Block& b, const Access& before, const char* does, const char* did, Site site) {
+    const int warp = b.current->warp, other = before.thread / 32;
+    if (before.time <= b.engines->start || other == warp) return;
+    if (clock_of(b, warp)[place(b, other)] >= before.time) return;
+    const Site from = resolved(before.site);
+    report_with(site,
+                "a thread %s what thread %d of another warp has %s at %s:%d, and no barrier orders them: it needs "
+                "__syncthreads, a named barrier or mbarrier_wait",
+                does, before.thread, did, from.file, from.line);
+}
+
+void note_access(Block& b, const void* p, size_t bytes, bool is_store, Site site) {
+    Engines& e = *b.engines;
+    const size_t first = size_t(static_cast<const char*>(p) - b.shared);
+    for (size_t i = first; i < first + bytes; i++) {
+        check_order(b, e.stores[i], is_store ? "overwrites" : "reads", "written", site);
+        if (is_store) check_order(b, e.loads[i], "overwrites", "read", site);
+        (is_store ? e.stores : e.loads)[i] = {now, site, number(*b.current)};
     }
 }
 

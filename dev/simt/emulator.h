@@ -11,8 +11,7 @@
 // it dereferences a device pointer. Sanitizers detect the rest: AddressSanitizer every access out of bounds or after
 // cudaFree; MemorySanitizer uninitialised values; ThreadSanitizer, which sees each fiber as a thread, a missing
 // __syncthreads, __syncwarp, __threadfence, atomic, event or synchronisation, and it names both source lines. Without a
-// sanitizer, SANITIZE=stores reports a missing __syncthreads or mbarrier_wait before a load of shared memory
-// (clocks.cpp).
+// sanitizer, SANITIZE=stores reports a missing __syncthreads or mbarrier_wait between warps (clocks.cpp).
 //
 // It cannot show the order of sums inside mma, a GPU's speed, kernels whose threads spin until another thread acts
 // (fibers are not preempted), and instructions that simt.h and hopper.h have no wrappers for. A GPU's rounding it shows

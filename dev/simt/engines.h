@@ -104,8 +104,8 @@ struct Transfer {
     char edge;
 };
 
-// The last store of a byte of shared memory that SANITIZE=stores has shown.
-struct LastStore {
+// The last load or store of a byte of shared memory that SANITIZE=stores has shown.
+struct Access {
     uint64_t time;
     Site site;
     int thread;
@@ -123,10 +123,10 @@ struct Engines {
     Warpgroup groups[MAX_WARPGROUPS];
     ThreadState threads[1024];
     Chunk chunks[CHUNKS];
-    LastStore stores[SHARED_BYTES];
+    Access loads[SHARED_BYTES], stores[SHARED_BYTES];
 };
 
-extern uint64_t now;                // counts stores and fences
+extern uint64_t now;                // counts accesses and fences
 extern const void* running_engine;  // null: a thread runs
 
 // The site of a store that SANITIZE=stores has shown: line -1, and the address in the program as `file`.
@@ -169,9 +169,8 @@ inline int64_t swizzled(int64_t address, int width) { return address ^ ((address
 
 // Reports a read of a chunk by `who` if not all its warps may read it.
 void check_read(const Block& b, const void* p, const char* who, bool by_async, int first_warp, int warps, Site site);
-// The order of stores and loads of different warps (clocks.cpp).
-void note_last_store(const Block& b, const void* p, size_t bytes, Site site);
-void check_last_store(const Block& b, const void* p, size_t bytes, Site site);
+// Reports an access that no barrier orders after one by another warp (clocks.cpp).
+void note_access(Block& b, const void* p, size_t bytes, bool is_store, Site site);
 // Reports a write to the chunk while a copy or product is pending that reads or writes it.
 void check_write(const Block& b, const void* p, const char* who, Site site);
 void note_store(Block& b, const void* p, size_t bytes, Site site);

@@ -6,7 +6,8 @@
 //   proxies      wgmma and TMA stores read what threads have written only after each writer's fence_proxy_async.
 //   phases       who reads what TMA has written must have waited for that phase of its mbarrier. A thread waits once
 //                for each phase, since a parity cannot tell a phase from the one before the last.
-//   order        who reads what another warp has stored has met it after the store at a barrier (SANITIZE=stores).
+//   order        a barrier is between accesses of shared memory by threads of two warps, of which one is a store
+//                (SANITIZE=stores).
 //   overwriting  nobody writes operands of a pending wgmma or the source of a pending store, or what TMA still writes.
 //   registers    accumulators belong to wgmma until its wait: they are a NaN meanwhile, which pack_bf16 reports.
 //                wgmma_fence must follow each change by the thread. setmaxnreg takes registers from a pool that others

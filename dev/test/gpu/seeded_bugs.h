@@ -46,7 +46,7 @@ struct Expected {
 inline const char* const wrong = "wrong result";
 inline const char* const asan = "ERROR: AddressSanitizer";
 inline const char* const race = "WARNING: ThreadSanitizer: data race";
-inline const char* const order = "of another warp has written at /";
+inline const char* const order = "and no barrier orders them";
 inline const char* const msan = "WARNING: MemorySanitizer: use-of-uninitialized-value";
 
 // The bug must be reported in at least one of the runs, each with its own environment.

@@ -155,6 +155,12 @@ __global__ void no_syncwarp(float* out) {
     s[t] = t;
     out[t] = __shfl_sync(FULL_MASK, s[t], 0) + s[31 - t];
 }
+__global__ void flag_of_all(float* out) {
+    SHARED(flag, int);
+    flag = threadIdx.x;
+    __syncthreads();
+    out[threadIdx.x] = float(flag);
+}
 __global__ void blocks_overlap(float* out) { out[threadIdx.x] = blockIdx.x; }
 __global__ void no_threadfence(float* out, float* partial, unsigned* counter) {
     SHARED(is_last, bool);
@@ -171,6 +177,7 @@ TEST_CASE("bug: missing barriers, fences and atomics are reported") {
                   [](int i, float) { return (i + 1.0f) * (i < 127); });
     expect_report({wrong, wrong, race, wrong, order}, reused_too_early, 1024, 0,
                   [](int i, float) { return i + 37.0f; });
+    expect_report({nullptr, nullptr, race, nullptr, order}, flag_of_all, 64);
     expect_report({nullptr, nullptr, race, nullptr}, no_syncwarp, 32);
     expect_report({nullptr, nullptr, race, nullptr}, [] { run(blocks_overlap, 2, 128, 0, anything); });
     expect_report({nullptr, nullptr, race, nullptr}, [] {
