@@ -15,7 +15,7 @@ SIMT_TESTS   := $(patsubst dev/test/gpu/%.cu,$(EMU)/%,$(wildcard dev/test/gpu/te
 EMUFLAGS     := -std=c++20 -O1 $(INFO) $(WARN) -fno-strict-aliasing -DUSE_CUDA -DUSE_CUDNN $(INCLUDES) -Idev/simt
 EMUFLAGS     += $(EMU_MATH) -Wno-psabi
 EMUFLAGS     += $(if $(filter 0,$(NCCL)),,-DUSE_NCCL)
-EMU_COMPILE   = $(CXX) $(EMUFLAGS) $(SANFLAGS) -x c++ -include dev/simt/emulator.h
+EMU_COMPILE   = $(CXX) $(EMUFLAGS) $(SANFLAGS) -x c++ -include dev/simt/kernels.h
 EMU_LIB      := emulator warp shared_memory hopper chunks clocks barriers tma wgmma occupancy cudart streams capture
 EMU_LIB      += cublasLt cudnn nccl
 SIMT         := $(patsubst build/$(subst $(comma),+,$(or $(SANITIZE),release))%,build/release%,$(EMU))

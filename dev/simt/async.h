@@ -1,4 +1,4 @@
-// async.h: the asynchronous instructions of Hopper (sm_90a), as llmc/cuda/hopper.h calls them, and the parts of the
+// async.h: the asynchronous instructions of Hopper (sm_90a), as kernels.h calls them, and the parts of the
 // CUDA runtime and driver that they need. hopper.cpp says what the emulator does with them. emulator.h includes this.
 #pragma once
 

@@ -8,14 +8,17 @@
 
 namespace simt {
 
+// The innermost function that is not inlined from kernels.h.
 Site resolved(Site site) {
     static char text[512];
     Dl_info program;
     if (site.line != -1 || !dladdr(site.file, &program)) return site;
-    snprintf(text, sizeof(text), "addr2line -e /proc/%d/exe %#zx", int(getpid()),
+    snprintf(text, sizeof(text), "addr2line -i -e /proc/%d/exe %#zx", int(getpid()),
              size_t(site.file - static_cast<const char*>(program.dli_fbase)) - 1);
     FILE* output = popen(text, "r");
-    if (!output || !fgets(text, sizeof(text), output)) return {"an unknown place", 0};
+    if (!output) return {"an unknown place", 0};
+    snprintf(text, sizeof(text), "an unknown place");
+    while (fgets(text, sizeof(text), output) && strstr(text, "dev/simt/kernels.h")) continue;
     pclose(output);
     char *colon = strrchr(text, ':'), folder[512];
     if (colon) *colon = 0;

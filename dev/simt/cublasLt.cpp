@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "base/fp8.h"
+#include "cuda/types.h"
 #include "internal.h"
 
 using simt::Site;

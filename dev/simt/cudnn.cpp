@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "base/dtype.h"
+#include "cuda/types.h"
 #include "internal.h"
 
 using simt::Site;

@@ -1,6 +1,6 @@
 // emulator.h: runs CUDA kernels on a CPU and reports their bugs. It declares nvcc's built-in names and the parts of the
-// CUDA runtime that llmc/cuda uses, and needs neither CUDA nor a GPU. Compile a .cu or .cuh file with `-x c++ -include
-// emulator.h`.
+// CUDA runtime that llmc/cuda uses, and needs neither CUDA nor a GPU. README.md says how to start; kernels.h has the
+// instructions that are PTX on a GPU.
 //
 // Every CUDA thread is a fiber on the host's only thread, so a kernel runs the same way each time. The emulator detects
 // these bugs itself, prints the place in the source and ends the program: divergence at barriers and in warp
@@ -14,7 +14,7 @@
 // sanitizer, SANITIZE=stores reports a missing __syncthreads or mbarrier_wait between warps (clocks.cpp).
 //
 // It cannot show the order of sums inside mma, a GPU's speed, kernels whose threads spin until another thread acts
-// (fibers are not preempted), and instructions that simt.h and hopper.h have no wrappers for. A GPU's rounding it shows
+// (fibers are not preempted), and instructions that kernels.h does not have. A GPU's rounding it shows
 // only in a build of its own, `make emulator MATH=gpu`: the compiler fuses multiplications and additions, as nvcc does,
 // and with SIMT_MATH=gpu the approximate instructions have errors as large as a GPU's.
 //

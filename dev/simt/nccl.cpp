@@ -25,7 +25,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/dtype.h"
+#include "cuda/types.h"
 #include "internal.h"
 
 using simt::Site;

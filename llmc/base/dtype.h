@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-#if defined(__CUDACC__) || defined(SIMT_EMULATOR)
+#if defined(__CUDACC__)
 #define HOST_DEVICE __host__ __device__
 #else
 #define HOST_DEVICE

@@ -1,10 +1,8 @@
 // cuda_check.h: checks the status of CUDA and cuBLASLt calls. A failure ends the program with a message that has the
 // call, its place in the source and the reason.
 #pragma once
-#ifndef SIMT_EMULATOR  // the emulator's header declares the runtime instead
-#include <cuda_runtime.h>
-#endif
 #include <cublasLt.h>
+#include <cuda_runtime.h>
 
 #include "base/common.h"
 #include "base/device.h"

@@ -1,7 +1,6 @@
 // hopper.h: the asynchronous instructions of Hopper (sm_90a) for kernels: copies by TMA, matrix products by warpgroups
 // (wgmma), the barriers in shared memory that both signal (mbarrier), clusters, named barriers and the registers of a
-// warpgroup. Like simt.h, which it continues, it has a half for nvcc and a half for the emulator, which checks each use
-// (dev/simt/hopper.cpp has the rules).
+// warpgroup. It continues simt.h. The emulator checks each use (dev/simt/hopper.cpp has the rules).
 //
 // A tile in shared memory has rows of 128 bytes, 64 elements of bf16, and begins at a multiple of 1024 bytes. The
 // 16-byte chunk c of row r is at chunk c ^ r % 8 (the swizzle of 128 bytes), so that columns of chunks touch all banks.
@@ -9,11 +8,8 @@
 #pragma once
 #include "cuda/simt.h"
 
-#if defined(__CUDACC__)
-#include <cuda.h>
-#endif
-
 #include <array>
+#include <cuda.h>
 
 // True where these instructions exist: in the emulator, and in code for sm_90a. In code for other GPUs a kernel whose
 // body is in `if constexpr (HOPPER_CODE)` is empty, and the program does not launch it.
@@ -23,7 +19,7 @@
 #define HOPPER_CODE false
 #endif
 
-#if defined(__CUDACC__)
+#if defined(__CUDACC__)  // else dev/simt/kernels.h
 
 namespace simt {
 
@@ -271,126 +267,6 @@ __device__ __forceinline__ void stmatrix_x4_trans(void* row, const uint32_t (&r)
         "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(simt::shared_address(row)),
         "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
         : "memory");
-}
-
-#else  // the emulator. Always inlined, so that reports of sanitizers have the kernel's lines.
-
-namespace simt {
-template <class... P>
-cudaError_t start_clusters(void (*kernel)(P...), dim3 grid, dim3 block, int cluster, int64_t shared_bytes, StreamAt at,
-                           std::type_identity_t<P>... args) {
-    cudaLaunchAttribute size{cudaLaunchAttributeClusterDimension, {{unsigned(cluster), 1, 1}}};
-    const cudaLaunchConfig_t config{grid, block, size_t(shared_bytes), at.stream, &size, 1, at.site};
-    return cudaLaunchKernelEx(&config, kernel, args...);
-}
-}  // namespace simt
-
-using simt::cluster_rank;
-__forceinline__ void cluster_sync(SIMT_SITE) { simt::cluster_barrier(site); }
-__forceinline__ bool elect_one(SIMT_SITE) {
-    simt::ballot(FULL_MASK, true, site);
-    return simt::lane() == (simt::config.order == simt::Order::reverse ? 31 : 0);
-}
-template <int REGISTERS>
-__forceinline__ void take_registers(SIMT_SITE) {
-    static_assert(REGISTERS >= 24 && REGISTERS <= 256 && REGISTERS % 8 == 0);
-    simt::set_registers(REGISTERS, true, site);
-}
-template <int REGISTERS>
-__forceinline__ void give_registers(SIMT_SITE) {
-    static_assert(REGISTERS >= 24 && REGISTERS <= 256 && REGISTERS % 8 == 0);
-    simt::set_registers(REGISTERS, false, site);
-}
-__forceinline__ void named_barrier(int id, int threads, SIMT_SITE) { simt::named_barrier(id, threads, true, site); }
-__forceinline__ void named_arrive(int id, int threads, SIMT_SITE) { simt::named_barrier(id, threads, false, site); }
-
-__forceinline__ void mbarrier_init(uint64_t* barrier, uint32_t arrivals, SIMT_SITE) {
-    simt::mbarrier_init(barrier, arrivals, site);
-}
-__forceinline__ void fence_mbarrier_init() { simt::fence_barrier_init(); }
-__forceinline__ void mbarrier_arrive(uint64_t* barrier, SIMT_SITE) {
-    simt::mbarrier_arrive(barrier, cluster_rank(), 0, site);
-}
-__forceinline__ void mbarrier_arrive_at(uint64_t* barrier, int block, SIMT_SITE) {
-    simt::mbarrier_arrive(barrier, block, 0, site);
-}
-__forceinline__ void mbarrier_arrive_expect(uint64_t* barrier, uint32_t bytes, SIMT_SITE) {
-    simt::mbarrier_arrive(barrier, cluster_rank(), bytes, site);
-}
-__forceinline__ void mbarrier_wait(uint64_t* barrier, uint32_t parity, SIMT_SITE) {
-    simt::mbarrier_wait(barrier, parity, site);
-}
-
-__forceinline__ void tma_load(void* to, const CUtensorMap* map, int x, int y, uint64_t* barrier, SIMT_SITE) {
-    simt::tensor_load(to, map, {x, y, 0}, barrier, 0, site);
-}
-__forceinline__ void tma_load(void* to, const CUtensorMap* map, int x, int y, int z, uint64_t* barrier, SIMT_SITE) {
-    simt::tensor_load(to, map, {x, y, z}, barrier, 0, site);
-}
-__forceinline__ void tma_load_multicast(void* to, const CUtensorMap* map, int x, int y, uint64_t* barrier,
-                                        uint16_t blocks, SIMT_SITE) {
-    simt::tensor_load(to, map, {x, y, 0}, barrier, blocks, site);
-}
-__forceinline__ void tma_store(const CUtensorMap* map, const void* from, int x, int y, SIMT_SITE) {
-    simt::tensor_store(map, from, {x, y, 0}, site);
-}
-__forceinline__ void tma_store(const CUtensorMap* map, const void* from, int x, int y, int z, SIMT_SITE) {
-    simt::tensor_store(map, from, {x, y, z}, site);
-}
-__forceinline__ void bulk_load(void* to, const void* from, uint32_t bytes, uint64_t* barrier, SIMT_SITE) {
-    simt::bulk_load(to, from, bytes, barrier, site);
-}
-__forceinline__ void bulk_store(void* to, const void* from, uint32_t bytes, SIMT_SITE) {
-    simt::bulk_store(to, from, bytes, site);
-}
-__forceinline__ void store_commit() { simt::store_commit(); }
-template <int N>
-__forceinline__ void store_wait_read() {
-    simt::store_wait(N, true);
-}
-template <int N>
-__forceinline__ void store_wait() {
-    simt::store_wait(N, false);
-}
-__forceinline__ void fence_proxy_async() { simt::fence_proxy(); }
-
-__forceinline__ void wgmma_fence() { simt::wgmma_fence(); }
-__forceinline__ void wgmma_commit() { simt::wgmma_commit(); }
-template <int N>
-__forceinline__ void wgmma_wait(SIMT_SITE) {
-    simt::wgmma_wait(N, site);
-}
-template <bool TRANSPOSED_A, bool TRANSPOSED_B, int R>
-__forceinline__ void wgmma(float (&d)[R], uint64_t a, uint64_t b, bool accumulate, SIMT_SITE) {
-    static_assert(R == 32 || R == 64 || R == 96 || R == 128);
-    if (accumulate) simt::expect_written(d, sizeof(d));
-    simt::wgmma(d, {2 * R, TRANSPOSED_A, TRANSPOSED_B, accumulate, a, b, nullptr}, site);
-}
-template <bool TRANSPOSED_B, int R>
-__forceinline__ void wgmma(float (&d)[R], const uint32_t (&a)[4], uint64_t b, bool accumulate, SIMT_SITE) {
-    static_assert(R == 32 || R == 64 || R == 96 || R == 128);
-    if (accumulate) simt::expect_written(d, sizeof(d));
-    simt::expect_written(a, sizeof(a));
-    simt::wgmma(d, {2 * R, false, TRANSPOSED_B, accumulate, 0, b, a}, site);
-}
-
-__forceinline__ void add128_l2(float* p, Vec<float> v, SIMT_SITE) {
-    Vec<float> sum = load128(p, site);
-    for (int i = 0; i < 4; i++) sum[i] += v[i];
-    store128(p, sum, site);
-}
-__forceinline__ Vec<float> load128_l2(const float* p, SIMT_SITE) { return load128(p, site); }
-
-template <bool TRANSPOSE>
-__forceinline__ void stmatrix_rows(void* row, const uint32_t (&r)[4], simt::Site site) {
-    simt::expect_written(r, sizeof(r));
-    uint64_t bits[2] = {};
-    simt::exchange_matrices(r, TRANSPOSE, row, bits, site);
-    std::memcpy(row, bits, 16);
-}
-__forceinline__ void stmatrix_x4(void* row, const uint32_t (&r)[4], SIMT_SITE) { stmatrix_rows<false>(row, r, site); }
-__forceinline__ void stmatrix_x4_trans(void* row, const uint32_t (&r)[4], SIMT_SITE) {
-    stmatrix_rows<true>(row, r, site);
 }
 
 #endif

@@ -1,9 +1,8 @@
 // simt.h: the building blocks of kernels: launches, shared memory, 16-byte vectors, reductions over warps and blocks,
 // tensor-core and asynchronous copy instructions. All PTX of the program is in this file and in hopper.h.
 //
-// nvcc compiles the first half of the file, for a GPU. A plain C++ compiler compiles the second half, which runs the
-// same kernels on a CPU and reports their bugs; that build includes the emulator's header (dev/simt/emulator.h) before
-// every file.
+// A plain C++ compiler builds the same kernels for the emulator, which runs them on a CPU and reports their bugs. That
+// build includes dev/simt/kernels.h before every file, in place of what is for nvcc alone here.
 //
 // Rules that every kernel obeys, so that both give the same result: the block size is a multiple of 32; masks are full
 // or come from a ballot; no thread returns before a __syncthreads of its kernel; a shuffle does not order memory
@@ -11,26 +10,13 @@
 #pragma once
 #include "base/common.h"
 #include "base/device.h"
-#include "base/dtype.h"
-#include "base/fp8.h"
+#include "cuda/types.h"
 
 #include <type_traits>
+#include <cuda_runtime.h>
 
 constexpr int WARP_SIZE = 32;
 constexpr unsigned FULL_MASK = 0xffffffffu;
-
-// COUNT elements of T that a thread accesses at once. 16 bytes are the widest access.
-template <class T, int COUNT = int(16 / sizeof(T))>
-struct alignas(COUNT * sizeof(T)) Vec {
-    static constexpr int size = COUNT;
-    T values[size];
-    HOST_DEVICE T& operator[](int i) { return values[i]; }
-    HOST_DEVICE const T& operator[](int i) const { return values[i]; }
-};
-
-#if defined(__CUDACC__)
-#include <cuda_runtime.h>
-#endif
 
 namespace simt {
 // Allows launches of the kernel to have `bytes` of dynamic shared memory. Without this call they may have 48 KiB, less
@@ -55,7 +41,7 @@ int resident_blocks(void (*kernel)(P...), int threads, int64_t shared_bytes) {
 
 }  // namespace simt
 
-#if defined(__CUDACC__)
+#if defined(__CUDACC__)  // else dev/simt/kernels.h
 
 // Unrolls the loop on the next line completely. Needed where the loop indexes an array that must stay in registers.
 #define UNROLL _Pragma("unroll")
@@ -128,26 +114,6 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
     return pair;
 }
 
-// Four floats, rounded to codes of Format (E4M3 or E5M2) as by fp8_code, in one register; x0 comes first in memory.
-// GPUs before 8.9 have no such instruction.
-template <class Format>
-__device__ __forceinline__ uint32_t pack_fp8(float x0, float x1, float x2, float x3) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
-    uint16_t low, high;
-    if constexpr (std::is_same_v<Format, E4M3>) {
-        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(x1), "f"(x0));
-        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(x3), "f"(x2));
-    } else {
-        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(low) : "f"(x1), "f"(x0));
-        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(high) : "f"(x3), "f"(x2));
-    }
-    return low | uint32_t(high) << 16;
-#else
-    return fp8_code<Format>(x0) | uint32_t(fp8_code<Format>(x1)) << 8 | uint32_t(fp8_code<Format>(x2)) << 16 |
-           uint32_t(fp8_code<Format>(x3)) << 24;
-#endif
-}
-
 // 2^x in one instruction, with an error of at most 2 ulp. Results below 2^-126 become 0. (__expf keeps them, which
 // takes four more instructions.)
 __device__ __forceinline__ float exp2_fast(float x) {
@@ -207,99 +173,27 @@ __device__ __forceinline__ void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-#elif defined(SIMT_EMULATOR)  // the emulator's header defines SHARED, dynamic_shared and start
+#endif
 
-#define UNROLL
-#define UNROLL_BY(n)
-
-template <class T>
-Vec<T> load128(const T* p, SIMT_SITE) {
-    simt::check_aligned(p, 16, "misaligned 16-byte load", site);
-    Vec<T> v;
-    std::memcpy(&v, p, 16);
-    return v;
-}
-template <class T>
-Vec<T> load128cs(const T* p, SIMT_SITE) {
-    return load128(p, site);
-}
-template <class T>
-void store128(T* p, Vec<T> v, SIMT_SITE) {
-    simt::check_aligned(p, 16, "misaligned 16-byte store", site);
-    std::memcpy(p, &v, 16);
-}
-template <class T>
-void store128_whole(T* p, Vec<T> v, SIMT_SITE) {
-    store128(p, v, site);
-}
-template <class T>
-void store128cs(T* p, Vec<T> v, SIMT_SITE) {
-    store128(p, v, site);
-}
-template <class T>
-void store64(T* p, Vec<T, int(8 / sizeof(T))> v, SIMT_SITE) {
-    simt::check_aligned(p, 8, "misaligned 8-byte store", site);
-    std::memcpy(p, &v, 8);
-}
-
-inline uint32_t pack_bf16(float low, float high, SIMT_SITE) {
-    simt::expect_returned(low, high, site);
-    return bf16(low).bits | uint32_t(bf16(high).bits) << 16;
-}
+// Four floats, rounded to codes of Format (E4M3 or E5M2) as by fp8_code, in one register; x0 comes first in memory.
+// GPUs before 8.9 have no such instruction.
 template <class Format>
-uint32_t pack_fp8(float x0, float x1, float x2, float x3) {
+__device__ __forceinline__ uint32_t pack_fp8(float x0, float x1, float x2, float x3) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    uint16_t low, high;
+    if constexpr (std::is_same_v<Format, E4M3>) {
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(x1), "f"(x0));
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(x3), "f"(x2));
+    } else {
+        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(low) : "f"(x1), "f"(x0));
+        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(high) : "f"(x3), "f"(x2));
+    }
+    return low | uint32_t(high) << 16;
+#else
     return fp8_code<Format>(x0) | uint32_t(fp8_code<Format>(x1)) << 8 | uint32_t(fp8_code<Format>(x2)) << 16 |
            uint32_t(fp8_code<Format>(x3)) << 24;
-}
-inline float exp2_fast(float x) { return x == 0.0f ? 1.0f : simt::inexact(std::exp2(x), 2); }  // exact at 0 (PTX ISA)
-inline float reciprocal_fast(float x) {
-    const float y = simt::inexact(1.0f / x, 1);
-    return std::fabs(y) < 0x1p-126f ? std::copysign(0.0f, y) : y;
-}
-inline float mul_rn(float x, float y) {
-    float product = x * y;
-    asm("" : "+x"(product));  // no fused multiply-add
-    return product;
-}
-
-inline void mma_m16n8k16(float (&acc)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], SIMT_SITE) {
-    simt::expect_written(acc, sizeof(acc));
-    simt::expect_written(a, sizeof(a));
-    simt::expect_written(b, sizeof(b));
-    simt::mma(acc, a, b, site);
-}
-
-template <bool TRANSPOSE>
-void ldmatrix_rows(uint32_t (&r)[4], const void* row, simt::Site site) {
-    simt::check_aligned(row, 16, "ldmatrix: a row is not 16-byte aligned", site);
-    if (!simt::is_shared(row, 16)) simt::report("ldmatrix: a row is not in shared memory", site);
-    uint64_t bits[2];
-    std::memcpy(bits, row, 16);  // in this file, because sanitizers do not see the emulator's own accesses
-    simt::expect_written(bits, 16);
-    for (uint32_t& pair : r) pair = 0;
-    simt::ldmatrix(r, TRANSPOSE, bits[0], bits[1], site);
-}
-inline void ldmatrix_x4(uint32_t (&r)[4], const void* row, SIMT_SITE) { ldmatrix_rows<false>(r, row, site); }
-inline void ldmatrix_x4_trans(uint32_t (&r)[4], const void* row, SIMT_SITE) { ldmatrix_rows<true>(r, row, site); }
-
-inline void cp_async_16(void* shared, const void* global, SIMT_SITE) {
-    simt::check_aligned(shared, 16, "cp.async: the destination is not 16-byte aligned", site);
-    simt::check_aligned(global, 16, "cp.async: the source is not 16-byte aligned", site);
-    if (!simt::is_shared(shared, 16)) simt::report("cp.async: the destination is not in shared memory", site);
-    if (simt::config.eager_cp_async) std::memcpy(shared, global, 16);
-    simt::cp_async_begin({shared, global}, site);
-}
-inline void cp_async_commit() { simt::cp_async_commit(); }
-template <int N>
-void cp_async_wait() {
-    simt::Copy copy{};
-    while (simt::cp_async_next(N, &copy))
-        if (!simt::config.eager_cp_async) std::memcpy(copy.to, copy.from, 16);
-}
-
-#else
-#error "neither nvcc nor the emulator compiles this file"
 #endif
+}
 
 namespace simt {
 

@@ -29,6 +29,12 @@ def test_each_folder_includes_those_that_the_documentation_lists_which_come_befo
         before.add(folder)
 
 
+def test_the_emulator_includes_one_header_of_llmc():
+    sources = [path.read_text() for path in (ROOT / "dev/simt").iterdir() if path.is_file()]
+    found = re.findall('^#include "(.*?)"', "\n".join(sources), re.M)
+    assert {name for name in found if not (ROOT / "dev/simt" / name).exists()} == {"cuda/types.h"}
+
+
 def test_no_module_includes_itself_through_others():
     modules = includes_between(lambda file: file.rsplit(".", 1)[0])
     assert len(modules) > 50

@@ -1,0 +1,3 @@
+// cuda.h: stands in for the header of CUDA's driver.
+#pragma once
+#include "emulator.h"
