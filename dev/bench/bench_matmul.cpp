@@ -35,19 +35,28 @@ void time_case(const Case& c, int N, double budget) {
     const auto pack = [&] { cpu::pack_weight(packed.data, weight.data, c.OC, c.IC, nullptr); };
     pack();
     const Weight<floatX> w{weight.data, packed.data};
-    const floatX* no_residual = nullptr;
     const double forward = best_seconds(
         [&] {
-            cpu::matmul_forward(out.data, c.gelu_forward ? pre_gelu.data : nullptr, nullptr, inp.data, w,
-                                c.bias ? bias.data : nullptr, no_residual, N, c.IC, c.OC, nullptr);
+            cpu::matmul_forward<floatX>({.out = out.data,
+                                         .pre_gelu = c.gelu_forward ? pre_gelu.data : nullptr,
+                                         .inp = inp.data,
+                                         .weight = w,
+                                         .bias = c.bias ? bias.data : nullptr},
+                                        N, c.IC, c.OC, nullptr);
         },
         budget);
     const auto backward = [&](bool accumulate) {
         return best_seconds(
             [&] {
-                cpu::matmul_backward(dinp.data, nullptr, dweight.data, c.bias ? dbias.data : nullptr, dout.data,
-                                     inp.data, w, c.gelu_backward ? inp_pre_gelu.data : nullptr, N, c.IC, c.OC,
-                                     accumulate, nullptr);
+                cpu::matmul_backward<floatX>({.dinp = dinp.data,
+                                              .dweight = dweight.data,
+                                              .dbias = c.bias ? dbias.data : nullptr,
+                                              .dout = dout.data,
+                                              .inp = inp.data,
+                                              .weight = w,
+                                              .pre_gelu = c.gelu_backward ? inp_pre_gelu.data : nullptr,
+                                              .accumulate = accumulate},
+                                             N, c.IC, c.OC, nullptr);
             },
             budget);
     };

@@ -171,12 +171,10 @@ double measure_matmul(double budget) {
     DeviceBuffer<std::byte> packed(ops::packed_bytes<floatX>(n, n), "a packed weight");
     ops::pack_weight(packed.data, w.data, n, n, nullptr);
     const Weight<floatX> weight{w.data, packed.data};
-    floatX* no_gelu = nullptr;
-    const floatX* no_bias = nullptr;
     return 2.0 * n * n * n /
            best_seconds(
                [&] {
-                   ops::matmul_forward(out.data, no_gelu, nullptr, x.data, weight, no_bias, no_bias, n, n, n, nullptr);
+                   ops::matmul_forward<floatX>({.out = out.data, .inp = x.data, .weight = weight}, n, n, n, nullptr);
                },
                budget);
 }
@@ -295,12 +293,12 @@ struct StepBench {
         time("add_residual",
              [&] { ops::add_residual(acts.dx, acts.encoded, a.residual2, model.w(attprojb), N, C, nullptr); });
         time("layernorm_forward", [&] {
-            ops::layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, nullptr, acts.encoded, model.w(ln1w), model.w(ln1b),
-                                   N, C, nullptr);
+            ops::layernorm_forward({a.ln1}, a.ln1_mean, a.ln1_rstd, acts.encoded, model.w(ln1w), model.w(ln1b), N, C,
+                                   nullptr);
         });
         time("layernorm_backward", [&] {
-            ops::layernorm_backward(acts.dx, model.g(ln2w), model.g(ln2b), model.g(attprojb), nullptr, acts.dtmp,
-                                    a.residual2, model.w(ln2w), a.ln2_mean, a.ln2_rstd, acts.dx, N, C, nullptr);
+            ops::layernorm_backward({acts.dx}, model.g(ln2w), model.g(ln2b), model.g(attprojb), acts.dtmp, a.residual2,
+                                    model.w(ln2w), a.ln2_mean, a.ln2_rstd, acts.dx, N, C, nullptr);
         });
         time("gelu_forward", [&] { ops::gelu_forward(a.gelu, a.fc, 4 * int64_t(N) * C, nullptr); });
         time("gelu_backward", [&] { ops::gelu_backward(acts.dlarge, a.fc, acts.dlarge, 4 * int64_t(N) * C, nullptr); });
@@ -317,43 +315,29 @@ struct StepBench {
     }
 
     void matmuls() {
-        const int N = B * T, C = config.C;
+        const int N = B * T;
         const auto& a = layer();
         const auto& acts = model.acts;
-        floatX* no_gelu = nullptr;
-        const floatX *no_residual = nullptr, *no_pre_gelu = nullptr;
-        time("qkv forward", [&] {
-            ops::matmul_forward(a.qkv, no_gelu, nullptr, a.ln1, model.matrix(qkvw), model.w(qkvb), no_residual, N, C,
-                                3 * C, nullptr);
-        });
-        time("attproj forward", [&] {
-            ops::matmul_forward(a.residual2, no_gelu, nullptr, a.att, model.matrix(attprojw), model.w(attprojb),
-                                acts.encoded, N, C, C, nullptr);
-        });
-        time("fc forward", [&] {
-            ops::matmul_forward(a.gelu, a.fc, nullptr, a.ln2, model.matrix(fcw), model.w(fcb), no_residual, N, C, 4 * C,
-                                nullptr);
-        });
-        time("fcproj forward", [&] {
-            ops::matmul_forward(a.residual3, no_gelu, nullptr, a.gelu, model.matrix(fcprojw), model.w(fcprojb),
-                                a.residual2, N, 4 * C, C, nullptr);
-        });
-        time("fcproj backward", [&] {
-            ops::matmul_backward(acts.dlarge, nullptr, model.g(fcprojw), nullptr, acts.dx, a.gelu,
-                                 model.matrix(fcprojw), a.fc, N, 4 * C, C, false, nullptr);
-        });
-        time("fc backward", [&] {
-            ops::matmul_backward(acts.dtmp, nullptr, model.g(fcw), model.g(fcb), acts.dlarge, a.ln2, model.matrix(fcw),
-                                 no_pre_gelu, N, C, 4 * C, false, nullptr);
-        });
-        time("attproj backward", [&] {
-            ops::matmul_backward(acts.dtmp, nullptr, model.g(attprojw), nullptr, acts.dx, a.att, model.matrix(attprojw),
-                                 no_pre_gelu, N, C, C, false, nullptr);
-        });
-        time("qkv backward", [&] {
-            ops::matmul_backward(acts.dtmp, nullptr, model.g(qkvw), model.g(qkvb), acts.dlarge, a.ln1,
-                                 model.matrix(qkvw), no_pre_gelu, N, C, 3 * C, false, nullptr);
-        });
+        const auto forward = [&](const char* name, Param weight, Param bias, MatmulForward<floatX> m) {
+            m.weight = model.matrix(weight), m.bias = model.w(bias);
+            const int IC = model.layout.cols(weight), OC = model.layout.rows(weight);
+            time(name, [&] { ops::matmul_forward(m, N, IC, OC, nullptr); });
+        };
+        forward("qkv forward", qkvw, qkvb, {.out = a.qkv, .inp = a.ln1, .weight = {}});
+        forward("attproj forward", attprojw, attprojb,
+                {.out = a.residual2, .inp = a.att, .weight = {}, .residual = acts.encoded});
+        forward("fc forward", fcw, fcb, {.out = a.gelu, .pre_gelu = a.fc, .inp = a.ln2, .weight = {}});
+        forward("fcproj forward", fcprojw, fcprojb,
+                {.out = a.residual3, .inp = a.gelu, .weight = {}, .residual = a.residual2});
+        const auto backward = [&](const char* name, Param weight, MatmulBackward<floatX> m) {
+            m.weight = model.matrix(weight), m.dweight = model.g(weight);
+            const int IC = model.layout.cols(weight), OC = model.layout.rows(weight);
+            time(name, [&] { ops::matmul_backward(m, N, IC, OC, nullptr); });
+        };
+        backward("fcproj backward", fcprojw, {.dinp = acts.dlarge, .dout = acts.dx, .inp = a.gelu, .pre_gelu = a.fc});
+        backward("fc backward", fcw, {.dinp = acts.dtmp, .dbias = model.g(fcb), .dout = acts.dlarge, .inp = a.ln2});
+        backward("attproj backward", attprojw, {.dinp = acts.dtmp, .dout = acts.dx, .inp = a.att});
+        backward("qkv backward", qkvw, {.dinp = acts.dtmp, .dbias = model.g(qkvb), .dout = acts.dlarge, .inp = a.ln1});
     }
 
     // The head processes its rows in equal chunks, of at most as many rows as the model has memory for logits.
@@ -361,12 +345,8 @@ struct StepBench {
         const int N = B * T, C = config.C, Vp = config.Vp();
         const int chunks = ceil_div(N, model.logit_rows), rows = ceil_div(N, chunks);
         const auto& acts = model.acts;
-        floatX* no_gelu = nullptr;
-        const floatX *no_bias = nullptr, *no_residual = nullptr, *no_pre_gelu = nullptr;
-        time("head forward", [&] {
-            ops::matmul_forward(acts.logits, no_gelu, nullptr, acts.lnf, model.matrix(wte), no_bias, no_residual, rows,
-                                C, Vp, nullptr);
-        });
+        const MatmulForward<floatX> of_logits = {.out = acts.logits, .inp = acts.lnf, .weight = model.matrix(wte)};
+        time("head forward", [&] { ops::matmul_forward(of_logits, rows, C, Vp, nullptr); });
         time("cross_entropy_forward", [&] {
             ops::cross_entropy_forward(acts.losses, acts.logits, tokens.data + 1, rows, config.V, Vp, nullptr);
         });
@@ -386,12 +366,16 @@ struct StepBench {
             ops::cross_entropy_shard_backward(acts.logits, lse.data, targets, rows, shard, Vp / 2, 1e-3f, nullptr);
         });
         // The gradients of a step: those of cross entropy, after it has become the shard's and 1e-3 of anything.
-        ops::matmul_forward(acts.logits, no_gelu, nullptr, acts.lnf, model.matrix(wte), no_bias, no_residual, rows, C,
-                            Vp, nullptr);
+        ops::matmul_forward(of_logits, rows, C, Vp, nullptr);
         ops::cross_entropy(acts.logits, acts.losses, targets, rows, config.V, Vp, 1.0f / float(N), nullptr);
         time("head backward", [&] {
-            ops::matmul_backward(acts.dtmp, nullptr, model.g(wte), nullptr, acts.logits, acts.lnf, model.matrix(wte),
-                                 no_pre_gelu, rows, C, Vp, chunks > 1, nullptr);
+            ops::matmul_backward<floatX>({.dinp = acts.dtmp,
+                                          .dweight = model.g(wte),
+                                          .dout = acts.logits,
+                                          .inp = acts.lnf,
+                                          .weight = model.matrix(wte),
+                                          .accumulate = chunks > 1},
+                                         rows, C, Vp, nullptr);
         });
         time("accumulate_loss", [&] { ops::accumulate_loss(acts.loss, acts.losses, N, 1.0f / float(N), nullptr); });
     }

@@ -43,21 +43,21 @@ void embedding_backward(float* dwte, float* dwpe, const floatX* dout, const int*
 }
 
 template <class floatX>
-void layernorm_forward(floatX* out, float* mean, float* rstd, float* amax, const floatX* inp, const floatX* weight,
+void layernorm_forward(Out<floatX> out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                        const floatX* bias, int N, int C, Stream stream) {
     check_rows("layernorm_forward", N, C);
-    VARIANT_OF(layernorm_forward<floatX>)(out, mean, rstd, nullptr, inp, weight, bias, N, C, stream);
-    raise_amax(amax, out, int64_t(N) * C);
+    VARIANT_OF(layernorm_forward<floatX>)(out, mean, rstd, inp, weight, bias, N, C, stream);
+    raise_amax(out.amax, out.data, int64_t(N) * C);
 }
 
 template <class floatX>
-void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* dbranch_bias, float* amax,
-                        const floatX* dout, const floatX* inp, const floatX* weight, const float* mean,
-                        const float* rstd, const floatX* dresidual, int N, int C, Stream stream) {
+void layernorm_backward(Out<floatX> dinp, float* dweight, float* dbias, float* dbranch_bias, const floatX* dout,
+                        const floatX* inp, const floatX* weight, const float* mean, const float* rstd,
+                        const floatX* dresidual, int N, int C, Stream stream) {
     check_rows("layernorm_backward", N, C);
     VARIANT_OF(layernorm_backward<floatX>)
-    (dinp, dweight, dbias, dbranch_bias, nullptr, dout, inp, weight, mean, rstd, dresidual, N, C, stream);
-    raise_amax(amax, dinp, int64_t(N) * C);
+    (dinp, dweight, dbias, dbranch_bias, dout, inp, weight, mean, rstd, dresidual, N, C, stream);
+    raise_amax(dinp.amax, dinp.data, int64_t(N) * C);
 }
 
 template <class floatX>

@@ -63,25 +63,27 @@ int64_t cpu::fp8_workspace_bytes(int N, int IC, int OC) {
     return aligned_bytes(int64_t(N) * IC) + aligned_bytes(int64_t(N) * OC);
 }
 
-void cpu::fp8_matmul_forward(bf16* out, bf16* pre_gelu, float* amax, const bf16* inp, Weight<bf16> weight,
-                             const bf16* bias, const bf16* residual, int N, int IC, int OC, Stream stream) {
-    const Fp8& fp8 = weight.fp8;
+void cpu::fp8_matmul_forward(MatmulForward<bf16> m, int N, int IC, int OC, Stream stream) {
+    const Fp8 fp8 = m.weight.fp8;
     bf16* x = static_cast<bf16*>(fp8.workspace);
-    if (fp8.finds_input_amax) raise_amax(fp8.input_amax, inp, int64_t(N) * IC);
-    round_to_fp8<E4M3>(x, inp, int64_t(N) * IC, *fp8.input_amax);
-    matmul_forward<bf16>(out, pre_gelu, amax, x, packed_weight(fp8.packed, OC, IC), bias, residual, N, IC, OC, stream);
+    if (fp8.finds_input_amax) raise_amax(fp8.input_amax, m.inp, int64_t(N) * IC);
+    round_to_fp8<E4M3>(x, m.inp, int64_t(N) * IC, *fp8.input_amax);
+    m.inp = x;
+    m.weight = packed_weight(fp8.packed, OC, IC);
+    matmul_forward(m, N, IC, OC, stream);
 }
 
-void cpu::fp8_matmul_backward(bf16* dinp, float* amax, float* dweight, float* dbias, const bf16* dout, const bf16* inp,
-                              Weight<bf16> weight, const bf16* pre_gelu, int N, int IC, int OC, bool accumulate,
-                              Stream stream) {
-    const Fp8& fp8 = weight.fp8;
+void cpu::fp8_matmul_backward(MatmulBackward<bf16> m, int N, int IC, int OC, Stream stream) {
+    const Fp8 fp8 = m.weight.fp8;
     bf16* x = static_cast<bf16*>(fp8.workspace);
     bf16* dy = reinterpret_cast<bf16*>(static_cast<char*>(fp8.workspace) + aligned_bytes(int64_t(N) * IC));
-    if (fp8.finds_gradient_amax) raise_amax(fp8.gradient_amax, dout, int64_t(N) * OC);
-    round_to_fp8<E4M3>(x, inp, int64_t(N) * IC, *fp8.input_amax);
-    round_to_fp8<E5M2>(dy, dout, int64_t(N) * OC, *fp8.gradient_amax);
-    matmul_backward<bf16>(dinp, amax, dweight, nullptr, dy, x, packed_weight(fp8.packed, OC, IC), pre_gelu, N, IC, OC,
-                          accumulate, stream);
-    if (dbias) column_sums(dbias, dout, N, OC, accumulate);
+    if (fp8.finds_gradient_amax) raise_amax(fp8.gradient_amax, m.dout, int64_t(N) * OC);
+    round_to_fp8<E4M3>(x, m.inp, int64_t(N) * IC, *fp8.input_amax);
+    round_to_fp8<E5M2>(dy, m.dout, int64_t(N) * OC, *fp8.gradient_amax);
+    if (m.dbias) column_sums(m.dbias, m.dout, N, OC, m.accumulate);
+    m.dbias = nullptr;
+    m.dout = dy;
+    m.inp = x;
+    m.weight = packed_weight(fp8.packed, OC, IC);
+    matmul_backward(m, N, IC, OC, stream);
 }

@@ -1,4 +1,5 @@
-// matmul.cpp: the choice of the matmul's variant, and the size of the scratch memory that all operations share. Shapes: inp (N, IC), weight (OC, IC), out (N, OC).
+// matmul.cpp: the choice of the matmul's variant, and the size of the scratch memory that all operations share. Shapes:
+// inp (N, IC), weight (OC, IC), out (N, OC).
 #include "cpu/matmul.h"
 
 #include <algorithm>
@@ -85,38 +86,29 @@ static void check_sizes(int N, int IC, int OC) {
 }
 
 template <class floatX>
-void matmul_forward(floatX* out, floatX* pre_gelu, float* amax, const floatX* inp, Weight<floatX> weight,
-                    const floatX* bias, const floatX* residual, int N, int IC, int OC, Stream stream) {
+void matmul_forward(const MatmulForward<floatX>& m, int N, int IC, int OC, Stream stream) {
     check_sizes(N, IC, OC);
-    INVARIANT(!pre_gelu || !residual, "a matmul of (%d, %d) with both GELU and a residual", N, IC);
+    INVARIANT(!m.pre_gelu || !m.residual, "a matmul of (%d, %d) with both GELU and a residual", N, IC);
     if constexpr (sizeof(floatX) == 2)
-        if (weight.in_fp8(N))
-            return fp8_matmul_forward(out, pre_gelu, amax, inp, weight, bias, residual, N, IC, OC, stream);
+        if (m.weight.in_fp8(N)) return fp8_matmul_forward(m, N, IC, OC, stream);
     // One row (generation) is bound by reading the weight, and the packed weight is twice as large.
     const bool on_unit = on_matrix_unit<floatX>() && N > 1;
     if constexpr (has_matrix_variant<floatX>)
-        if (on_unit) MATRIX_VARIANT_OF(matmul_forward<floatX>)
-    (out, pre_gelu, nullptr, inp, weight, bias, residual, N, IC, OC, stream);
-    if (!on_unit) fp32::matmul_forward(out, pre_gelu, inp, weight, bias, residual, N, IC, OC, stream);
-    raise_amax(amax, out, int64_t(N) * OC);
+        if (on_unit) MATRIX_VARIANT_OF(matmul_forward<floatX>)(m, N, IC, OC, stream);
+    if (!on_unit) fp32::matmul_forward(m, N, IC, OC, stream);
+    raise_amax(m.out.amax, m.out.data, int64_t(N) * OC);
 }
 
 template <class floatX>
-void matmul_backward(floatX* dinp, float* amax, float* dweight, float* dbias, const floatX* dout, const floatX* inp,
-                     Weight<floatX> weight, const floatX* pre_gelu, int N, int IC, int OC, bool accumulate,
-                     Stream stream) {
+void matmul_backward(const MatmulBackward<floatX>& m, int N, int IC, int OC, Stream stream) {
     check_sizes(N, IC, OC);
-    check_matmul_gradients(dinp, dweight, dbias, weight.in_fp8(N));
+    m.check_gradients(m.weight.in_fp8(N));
     if constexpr (sizeof(floatX) == 2)
-        if (weight.in_fp8(N))
-            return fp8_matmul_backward(dinp, amax, dweight, dbias, dout, inp, weight, pre_gelu, N, IC, OC, accumulate,
-                                       stream);
+        if (m.weight.in_fp8(N)) return fp8_matmul_backward(m, N, IC, OC, stream);
     if constexpr (has_matrix_variant<floatX>)
-        if (on_matrix_unit<floatX>()) MATRIX_VARIANT_OF(matmul_backward<floatX>)
-    (dinp, nullptr, dweight, dbias, dout, inp, weight, pre_gelu, N, IC, OC, accumulate, stream);
-    if (!on_matrix_unit<floatX>())
-        fp32::matmul_backward(dinp, dweight, dbias, dout, inp, weight, pre_gelu, N, IC, OC, accumulate, stream);
-    if (dinp) raise_amax(amax, dinp, int64_t(N) * IC);
+        if (on_matrix_unit<floatX>()) MATRIX_VARIANT_OF(matmul_backward<floatX>)(m, N, IC, OC, stream);
+    if (!on_matrix_unit<floatX>()) fp32::matmul_backward(m, N, IC, OC, stream);
+    raise_amax(m.dinp.amax, m.dinp.data, int64_t(N) * IC);
 }
 
 // out = x x^T. Blocks of columns are computed from the diagonal down, and mirrored: the elements above have the same
@@ -128,8 +120,7 @@ static void product_with_itself(floatX* out, const floatX* x, int N, int IC, Str
     for (int first = 0; first < N; first += most) {
         const int width = std::min(most, N - first), rows = N - first;
         const floatX* const from = x + int64_t(first) * IC;
-        matmul_forward<floatX>(block.data(), nullptr, nullptr, from, {from, nullptr}, nullptr, nullptr, rows, IC, width,
-                               stream);
+        matmul_forward<floatX>({.out = block.data(), .inp = from, .weight = {from, nullptr}}, rows, IC, width, stream);
 #pragma omp parallel for schedule(static)
         for (int64_t r = first; r < N; r++)
             for (int64_t c = first; c < std::min<int64_t>(first + width, r + 1); c++)
@@ -147,10 +138,9 @@ void matmul_batch(floatX* out, const floatX* left, const floatX* right, bool tra
         if (transposed && left == right)
             product_with_itself<floatX>(product, factor, N, IC, stream);
         else if (transposed)
-            matmul_forward<floatX>(product, nullptr, nullptr, factor, weight, nullptr, nullptr, N, IC, OC, stream);
+            matmul_forward<floatX>({.out = product, .inp = factor, .weight = weight}, N, IC, OC, stream);
         else
-            matmul_backward<floatX>(product, nullptr, nullptr, nullptr, factor, nullptr, weight, nullptr, N, OC, IC,
-                                    false, stream);
+            matmul_backward<floatX>({.dinp = product, .dout = factor, .weight = weight}, N, OC, IC, stream);
     }
 }
 

@@ -33,15 +33,11 @@ double peak_of(const Run& run, double flop) {
     return best;
 }
 
-// fp8.cpp. raise_amax raises *amax (ops.inc), if it is not null. The matmuls are those of ops.inc with
-// weight.in_fp8(N).
+// fp8.cpp. raise_amax raises *amax (Out), if it is not null. The matmuls are those of ops.inc with weight.in_fp8(N).
 void raise_amax(float* amax, const bf16* x, int64_t count);
 inline void raise_amax(float*, const float*, int64_t) {}  // fp32 tensors have no FP8 copies
-void fp8_matmul_forward(bf16* out, bf16* pre_gelu, float* amax, const bf16* inp, Weight<bf16> weight, const bf16* bias,
-                        const bf16* residual, int N, int IC, int OC, Stream stream);
-void fp8_matmul_backward(bf16* dinp, float* amax, float* dweight, float* dbias, const bf16* dout, const bf16* inp,
-                         Weight<bf16> weight, const bf16* pre_gelu, int N, int IC, int OC, bool accumulate,
-                         Stream stream);
+void fp8_matmul_forward(MatmulForward<bf16> m, int N, int IC, int OC, Stream stream);
+void fp8_matmul_backward(MatmulBackward<bf16> m, int N, int IC, int OC, Stream stream);
 
 namespace fp32 {  // computes in fp32: floatX is float, or bf16 widened to float
 
@@ -49,12 +45,9 @@ double measure_peak_flops();
 template <class floatX>
 int64_t matmul_scratch_bytes(int N, int IC, int OC);
 template <class floatX>
-void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, Weight<floatX> weight, const floatX* bias,
-                    const floatX* residual, int N, int IC, int OC, Stream stream);
+void matmul_forward(const MatmulForward<floatX>& m, int N, int IC, int OC, Stream stream);
 template <class floatX>
-void matmul_backward(floatX* dinp, float* dweight, float* dbias, const floatX* dout, const floatX* inp,
-                     Weight<floatX> weight, const floatX* pre_gelu, int N, int IC, int OC, bool accumulate,
-                     Stream stream);
+void matmul_backward(const MatmulBackward<floatX>& m, int N, int IC, int OC, Stream stream);
 
 }  // namespace fp32
 

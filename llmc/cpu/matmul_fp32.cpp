@@ -178,15 +178,14 @@ void matmul(float* c, const Operand<floatX>& a, const Operand<floatX>& b, int M,
 
 // matmul_forward for N = 1: inp (IC), weight (OC, IC), out (OC). It is bound by reading the weight once.
 template <class Kernels, class floatX>
-void forward_one_row(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
-                     const floatX* residual, int IC, int OC) {
+void forward_one_row(const MatmulForward<floatX>& m, int IC, int OC) {
 #pragma omp parallel for schedule(static)
     for (int first = 0; first < OC; first += GEMV_COLUMNS) {
         const int count = std::min(GEMV_COLUMNS, OC - first);
         float sums[GEMV_COLUMNS];
-        for (int i = 0; i < count; i++) sums[i] = Kernels::dot(inp, weight + int64_t(first + i) * IC, IC);
-        Kernels::forward_epilogue(out + first, pre_gelu ? pre_gelu + first : nullptr, sums,
-                                  bias ? bias + first : nullptr, residual ? residual + first : nullptr, count);
+        for (int i = 0; i < count; i++) sums[i] = Kernels::dot(m.inp, m.weight.rows + int64_t(first + i) * IC, IC);
+        Kernels::forward_epilogue(m.out.data + first, m.pre_gelu ? m.pre_gelu + first : nullptr, sums,
+                                  m.bias ? m.bias + first : nullptr, m.residual ? m.residual + first : nullptr, count);
     }
 }
 
@@ -220,36 +219,36 @@ int64_t matmul_scratch_bytes(int N, int IC, int OC) {
 }
 
 template <class floatX>
-void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, Weight<floatX> weight, const floatX* bias,
-                    const floatX* residual, int N, int IC, int OC, Stream) {
+void matmul_forward(const MatmulForward<floatX>& m, int N, int IC, int OC, Stream) {
     with_kernels([&]<class Kernels>(Kernels) {
-        if (N == 1) return forward_one_row<Kernels>(out, pre_gelu, inp, weight.rows, bias, residual, IC, OC);
-        const Operand<floatX> x{inp, false, IC}, w{weight.rows, true, IC};
-        const bool no_epilogue = std::is_same_v<floatX, float> && !bias && !pre_gelu && !residual;
-        matmul<Kernels>(sums_in(out), x, w, N, OC, IC, false, [&](int n, int o, int count, const float* sums) {
+        if (N == 1) return forward_one_row<Kernels>(m, IC, OC);
+        const Operand<floatX> x{m.inp, false, IC}, w{m.weight.rows, true, IC};
+        const bool no_epilogue = std::is_same_v<floatX, float> && !m.bias && !m.pre_gelu && !m.residual;
+        matmul<Kernels>(sums_in(m.out.data), x, w, N, OC, IC, false, [&](int n, int o, int count, const float* sums) {
             const int64_t at = int64_t(n) * OC + o;
             if (!no_epilogue)
-                Kernels::forward_epilogue(out + at, pre_gelu ? pre_gelu + at : nullptr, sums, bias ? bias + o : nullptr,
-                                          residual ? residual + at : nullptr, count);
+                Kernels::forward_epilogue(m.out.data + at, m.pre_gelu ? m.pre_gelu + at : nullptr, sums,
+                                          m.bias ? m.bias + o : nullptr, m.residual ? m.residual + at : nullptr, count);
         });
     });
 }
 
 template <class floatX>
-void matmul_backward(floatX* dinp, float* dweight, float* dbias, const floatX* dout, const floatX* inp,
-                     Weight<floatX> weight, const floatX* pre_gelu, int N, int IC, int OC, bool accumulate, Stream) {
+void matmul_backward(const MatmulBackward<floatX>& m, int N, int IC, int OC, Stream) {
     with_kernels([&]<class Kernels>(Kernels) {
-        const Operand<floatX> dy{dout, false, OC}, dy_transposed{dout, true, OC}, x{inp, false, IC};
-        const Operand<floatX> w{weight.rows, false, IC};
-        const bool no_epilogue = std::is_same_v<floatX, float> && !pre_gelu;
+        const Operand<floatX> dy{m.dout, false, OC}, dy_transposed{m.dout, true, OC}, x{m.inp, false, IC};
+        const Operand<floatX> w{m.weight.rows, false, IC};
+        floatX* const dinp = m.dinp.data;
+        const bool no_epilogue = std::is_same_v<floatX, float> && !m.pre_gelu;
         if (dinp)
             matmul<Kernels>(sums_in(dinp), dy, w, N, IC, OC, false, [&](int n, int i, int count, const float* sums) {
                 const int64_t at = int64_t(n) * IC + i;
-                if (!no_epilogue) Kernels::dinp_epilogue(dinp + at, sums, pre_gelu ? pre_gelu + at : nullptr, count);
+                if (!no_epilogue)
+                    Kernels::dinp_epilogue(dinp + at, sums, m.pre_gelu ? m.pre_gelu + at : nullptr, count);
             });
-        if (!dweight) return;
-        matmul<Kernels>(dweight, dy_transposed, x, OC, IC, N, accumulate, [](int, int, int, const float*) {});
-        if (dbias) column_sums<Kernels>(dbias, dout, N, OC, accumulate);
+        if (!m.dweight) return;
+        matmul<Kernels>(m.dweight, dy_transposed, x, OC, IC, N, m.accumulate, [](int, int, int, const float*) {});
+        if (m.dbias) column_sums<Kernels>(m.dbias, m.dout, N, OC, m.accumulate);
     });
 }
 

@@ -474,54 +474,53 @@ int64_t scratch_of(int N, int IC, int OC, bool weight_is_packed) {
 int64_t matmul_scratch_bytes(int N, int IC, int OC) { return scratch_of(N, IC, OC, true); }
 
 template <>
-void matmul_forward<bf16>(bf16* out, bf16* pre_gelu, float*, const bf16* inp, Weight<bf16> weight, const bf16* bias,
-                          const bf16* residual, int N, int IC, int OC, Stream) {
-    PageArena arena{cpu::scratch(scratch_of(N, IC, OC, weight.packed))};
-    bf16* packed_weight = arena.take<bf16>(weight.packed ? 0 : 2 * operand_size(OC, IC));
+void matmul_forward<bf16>(const MatmulForward<bf16>& m, int N, int IC, int OC, Stream) {
+    const void* packed = m.weight.packed;
+    PageArena arena{cpu::scratch(scratch_of(N, IC, OC, packed))};
+    bf16* packed_weight = arena.take<bf16>(packed ? 0 : 2 * operand_size(OC, IC));
     bf16* packed_inp = arena.take<bf16>(operand_size(row_block(N), IC));
     float* sums = arena.take<float>(TASK_SUMS * omp_get_max_threads());
     const int depth = panels_of(IC);
-    const PackedOperand w = packed_forward(weight.packed ? weight.packed : packed_weight, OC, IC);
+    const PackedOperand w = packed_forward(packed ? packed : packed_weight, OC, IC);
 #pragma omp parallel
     {
-        if (!weight.packed) pack_both(packed_weight, weight.rows, OC, IC);
+        if (!packed) pack_both(packed_weight, m.weight.rows, OC, IC);
         for (int64_t n = 0; n < N; n += MAX_ROWS) {
             const int rows = std::min(N - int(n), MAX_ROWS);
-            for_each_block(inp + n * IC, rows, IC, [&](const __m512i(&x)[32], int r, int c) {
+            for_each_block(m.inp + n * IC, rows, IC, [&](const __m512i(&x)[32], int r, int c) {
                 pack_rows_as_a(pair_at(packed_inp, r, c, depth), x);
             });
 #pragma omp barrier
-            bf16* pre = pre_gelu ? pre_gelu + n * OC : nullptr;
+            bf16* pre_gelu = m.pre_gelu ? m.pre_gelu + n * OC : nullptr;
+            const bf16* residual = m.residual ? m.residual + n * OC : nullptr;
             matmul(sums + TASK_SUMS * omp_get_thread_num(), packed_operand(packed_inp, panels_of(rows), depth), w,
-                   ForwardEpilogue{out + n * OC, pre, bias, residual ? residual + n * OC : nullptr, rows, OC});
+                   ForwardEpilogue{m.out.data + n * OC, pre_gelu, m.bias, residual, rows, OC});
 #pragma omp barrier
         }
     }
 }
 
 template <>
-void matmul_backward<bf16>(bf16* dinp, float*, float* dweight, float* dbias, const bf16* dout, const bf16* inp,
-                           Weight<bf16> weight, const bf16* pre_gelu, int N, int IC, int OC, bool accumulate, Stream) {
-    const bool pack = dinp && !weight.packed;
+void matmul_backward<bf16>(const MatmulBackward<bf16>& m, int N, int IC, int OC, Stream) {
+    const bool pack = m.dinp.data && !m.weight.packed;
     BackwardScratch scratch;
     scratch.lay_out(cpu::scratch(scratch_of(N, IC, OC, !pack)), N, IC, OC, !pack);
-    const PackedOperand w = packed_backward(weight.packed ? weight.packed : scratch.packed_weight, OC, IC);
+    const PackedOperand w = packed_backward(m.weight.packed ? m.weight.packed : scratch.packed_weight, OC, IC);
 #pragma omp parallel
     {
-        if (pack) pack_both(scratch.packed_weight, weight.rows, OC, IC);
+        if (pack) pack_both(scratch.packed_weight, m.weight.rows, OC, IC);
         for (int64_t n = 0; n < N; n += MAX_ROWS) {
-            const bf16* pre = pre_gelu ? pre_gelu + n * IC : nullptr;
-            Backward{dout + n * OC,
-                     dweight ? inp + n * IC : nullptr,
-                     pre,
-                     dinp ? dinp + n * IC : nullptr,
-                     dweight,
-                     dbias,
+            Backward{m.dout + n * OC,
+                     m.dweight ? m.inp + n * IC : nullptr,
+                     m.pre_gelu ? m.pre_gelu + n * IC : nullptr,
+                     m.dinp.data ? m.dinp.data + n * IC : nullptr,
+                     m.dweight,
+                     m.dbias,
                      w,
                      std::min(N - int(n), MAX_ROWS),
                      IC,
                      OC,
-                     accumulate || n > 0,
+                     m.accumulate || n > 0,
                      scratch}
                 .run();
 #pragma omp barrier

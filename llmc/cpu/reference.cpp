@@ -47,7 +47,7 @@ void embedding_backward(float* dwte, float* dwpe, const floatX* dout, const int*
 // each row of C channels. The variance takes two passes: E[x^2] - E[x]^2 would cancel in float where |mean| >> std.
 
 template <class floatX>
-void layernorm_forward(floatX* out, float* mean, float* rstd, float*, const floatX* inp, const floatX* weight,
+void layernorm_forward(Out<floatX> out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                        const floatX* bias, int N, int C, Stream) {
 #pragma omp parallel for
     for (int n = 0; n < N; n++) {
@@ -58,7 +58,7 @@ void layernorm_forward(floatX* out, float* mean, float* rstd, float*, const floa
         for (int c = 0; c < C; c++) squares += (float(x[c]) - m) * (float(x[c]) - m);
         const float r = 1.0f / std::sqrt(squares / C + 1e-5f);
         for (int c = 0; c < C; c++)
-            out[int64_t(n) * C + c] = floatX((float(x[c]) - m) * r * float(weight[c]) + float(bias[c]));
+            out.data[int64_t(n) * C + c] = floatX((float(x[c]) - m) * r * float(weight[c]) + float(bias[c]));
         mean[n] = m;
         rstd[n] = r;
     }
@@ -68,7 +68,7 @@ void layernorm_forward(floatX* out, float* mean, float* rstd, float*, const floa
 //   dinp = dresidual + rstd * (dnorm - average(dnorm) - norm * average(dnorm * norm))    averages over a row's channels
 //   dweight += sum over n of dout * norm, dbias += sum of dout, dbranch_bias += sum of the rounded dinp
 template <class floatX>
-void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* dbranch_bias, float*, const floatX* dout,
+void layernorm_backward(Out<floatX> dinp, float* dweight, float* dbias, float* dbranch_bias, const floatX* dout,
                         const floatX* inp, const floatX* weight, const float* mean, const float* rstd,
                         const floatX* dresidual, int N, int C, Stream) {
     const auto norm = [&](int n, int c) { return (float(inp[int64_t(n) * C + c]) - mean[n]) * rstd[n]; };
@@ -83,7 +83,7 @@ void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* dbran
         for (int c = 0; c < C; c++) {
             const int64_t at = int64_t(n) * C + c;
             const float residual = dresidual ? float(dresidual[at]) : 0.0f;
-            dinp[at] = floatX(residual + rstd[n] * (dnorm(n, c) - average - norm(n, c) * average_norm));
+            dinp.data[at] = floatX(residual + rstd[n] * (dnorm(n, c) - average - norm(n, c) * average_norm));
         }
     }
 #pragma omp parallel for
@@ -92,7 +92,7 @@ void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* dbran
         for (int n = 0; n < N; n++) {
             dw += float(dout[int64_t(n) * C + c]) * norm(n, c);
             db += float(dout[int64_t(n) * C + c]);
-            dbranch += float(dinp[int64_t(n) * C + c]);
+            dbranch += float(dinp.data[int64_t(n) * C + c]);
         }
         dweight[c] += dw;
         dbias[c] += db;
@@ -124,50 +124,49 @@ template <class floatX>
 void pack_weight(void*, const floatX*, int, int, Stream) {}
 
 template <class floatX>
-void matmul_forward(floatX* out, floatX* pre_gelu, float*, const floatX* inp, Weight<floatX> weight, const floatX* bias,
-                    const floatX* residual, int N, int IC, int OC, Stream) {
+void matmul_forward(const MatmulForward<floatX>& m, int N, int IC, int OC, Stream) {
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++)
         for (int o = 0; o < OC; o++) {
-            const floatX *x = inp + int64_t(n) * IC, *w = weight.rows + int64_t(o) * IC;
+            const floatX *x = m.inp + int64_t(n) * IC, *w = m.weight.rows + int64_t(o) * IC;
+            const int64_t at = int64_t(n) * OC + o;
             float sum = 0.0f;
             for (int i = 0; i < IC; i++) sum += float(x[i]) * float(w[i]);
-            if (bias) sum += float(bias[o]);
-            if (residual) sum += float(residual[int64_t(n) * OC + o]);
-            if (pre_gelu) pre_gelu[int64_t(n) * OC + o] = floatX(sum);
-            out[int64_t(n) * OC + o] = floatX(pre_gelu ? gelu(sum) : sum);
+            if (m.bias) sum += float(m.bias[o]);
+            if (m.residual) sum += float(m.residual[at]);
+            if (m.pre_gelu) m.pre_gelu[at] = floatX(sum);
+            m.out.data[at] = floatX(m.pre_gelu ? gelu(sum) : sum);
         }
 }
 
 // dinp = dout weight * gelu'(pre_gelu), dweight += dout^T inp, dbias += sum over n of dout
 template <class floatX>
-void matmul_backward(floatX* dinp, float*, float* dweight, float* dbias, const floatX* dout, const floatX* inp,
-                     Weight<floatX> weight, const floatX* pre_gelu, int N, int IC, int OC, bool accumulate, Stream) {
+void matmul_backward(const MatmulBackward<floatX>& m, int N, int IC, int OC, Stream) {
 #pragma omp parallel for schedule(static)
-    for (int n = 0; n < (dinp ? N : 0); n++) {
+    for (int n = 0; n < (m.dinp.data ? N : 0); n++) {
         std::vector<float> sums(IC);
         for (int o = 0; o < OC; o++)
             for (int i = 0; i < IC; i++)
-                sums[i] += float(dout[int64_t(n) * OC + o]) * float(weight.rows[int64_t(o) * IC + i]);
+                sums[i] += float(m.dout[int64_t(n) * OC + o]) * float(m.weight.rows[int64_t(o) * IC + i]);
         for (int i = 0; i < IC; i++) {
             const int64_t at = int64_t(n) * IC + i;
-            dinp[at] = floatX(pre_gelu ? sums[i] * gelu_derivative(float(pre_gelu[at])) : sums[i]);
+            m.dinp.data[at] = floatX(m.pre_gelu ? sums[i] * gelu_derivative(float(m.pre_gelu[at])) : sums[i]);
         }
     }
 #pragma omp parallel for schedule(static)
-    for (int o = 0; o < (dweight ? OC : 0); o++) {
+    for (int o = 0; o < (m.dweight ? OC : 0); o++) {
         std::vector<float> sums(IC);
         float bias_sum = 0.0f;
         for (int n = 0; n < N; n++) {
-            const float d = float(dout[int64_t(n) * OC + o]);
-            for (int i = 0; i < IC; i++) sums[i] += d * float(inp[int64_t(n) * IC + i]);
+            const float d = float(m.dout[int64_t(n) * OC + o]);
+            for (int i = 0; i < IC; i++) sums[i] += d * float(m.inp[int64_t(n) * IC + i]);
             bias_sum += d;
         }
         for (int i = 0; i < IC; i++) {
-            float& sum = dweight[int64_t(o) * IC + i];
-            sum = accumulate ? sum + sums[i] : sums[i];
+            float& sum = m.dweight[int64_t(o) * IC + i];
+            sum = m.accumulate ? sum + sums[i] : sums[i];
         }
-        if (dbias) dbias[o] = accumulate ? dbias[o] + bias_sum : bias_sum;
+        if (m.dbias) m.dbias[o] = m.accumulate ? m.dbias[o] + bias_sum : bias_sum;
     }
 }
 

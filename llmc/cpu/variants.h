@@ -1,7 +1,7 @@
 // variants.h: declares every variant of the CPU operations, one namespace each. cpu::reference is the reference: plain
 // loops that run on every machine. The other variants compute the same results faster, and the tests compare them with
 // cpu::reference. cpu::<op> calls the variant that isa() selects (dispatch.cpp). Without a matrix unit the matmul is that
-// of cpu::fp32 (matmul.cpp). Variants take neither amax nor an FP8 weight, which are up to cpu::<op> (fp8.cpp). The
+// of cpu::fp32 (matmul.cpp). Variants read neither amax nor an FP8 weight, which are up to cpu::<op> (fp8.cpp). The
 // small operations on gradients, on losses and of Muon (norm.cpp, cross_entropy.cpp, muon.cpp) exist in cpu only.
 //
 // A variant need not define every operation. avx2, avx512 and neon are compiled from vector_ops.h, which has no matmul.

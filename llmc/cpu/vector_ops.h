@@ -96,11 +96,11 @@ static inline void normalize_row(floatX* out, float* mean, float* rstd, const fl
 }
 
 template <class floatX>
-void layernorm_forward(floatX* out, float* mean, float* rstd, float*, const floatX* inp, const floatX* weight,
+void layernorm_forward(Out<floatX> out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                        const floatX* bias, int N, int C, Stream) {
     for_chunks(N, 32, [=](int64_t begin, int64_t end) {
         for (int64_t n = begin; n < end; n++)
-            normalize_row(out + n * C, mean + n, rstd + n, inp + n * C, weight, bias, C);
+            normalize_row(out.data + n * C, mean + n, rstd + n, inp + n * C, weight, bias, C);
     });
 }
 
@@ -145,7 +145,7 @@ static int64_t layernorm_scratch_bytes(int N, int C) {
 }
 
 template <class floatX>
-void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* dbranch_bias, float*, const floatX* dout,
+void layernorm_backward(Out<floatX> dinp, float* dweight, float* dbias, float* dbranch_bias, const floatX* dout,
                         const floatX* inp, const floatX* weight, const float* mean, const float* rstd,
                         const floatX* dresidual, int N, int C, Stream) {
     const int chunk = layernorm_chunk(N), chunks = ceil_div(N, chunk);
@@ -159,7 +159,7 @@ void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* dbran
         const ColumnSums sums = sums_of(begin / chunk);
         __builtin_memset(sums.dweight, 0, stride * sizeof(float));
         for (int64_t n = begin; n < end; n++)
-            layernorm_backward_row(dinp + n * C, sums, dout + n * C, inp + n * C, weight, mean[n], rstd[n],
+            layernorm_backward_row(dinp.data + n * C, sums, dout + n * C, inp + n * C, weight, mean[n], rstd[n],
                                    dresidual ? dresidual + n * C : nullptr, C);
     });
     for (int i = 0; i < chunks; i++) {

@@ -110,14 +110,14 @@ void with_row_vecs(const char* op, int N, int C, const Run& run) {
 }
 
 template <class floatX>
-void gpu::layernorm_forward(floatX* out, float* mean, float* rstd, float* amax, const floatX* inp, const floatX* weight,
+void gpu::layernorm_forward(Out<floatX> out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                             const floatX* bias, int N, int C, Stream stream) {
     with_row_vecs<floatX>("layernorm_forward", N, C, [&](auto vecs) {
         auto kernel = layernorm_forward_kernel<floatX, vecs, false>;
         if constexpr (std::is_same_v<floatX, bf16>)
-            if (amax) kernel = layernorm_forward_kernel<floatX, vecs, true>;
-        simt::launch(kernel, ceil_div(N, LAYERNORM_WARPS), LAYERNORM_WARPS * WARP_SIZE, 0, stream, out, mean, rstd,
-                     amax, inp, weight, bias, N, C);
+            if (out.amax) kernel = layernorm_forward_kernel<floatX, vecs, true>;
+        simt::launch(kernel, ceil_div(N, LAYERNORM_WARPS), LAYERNORM_WARPS * WARP_SIZE, 0, stream, out.data, mean, rstd,
+                     out.amax, inp, weight, bias, N, C);
     });
 }
 
@@ -357,14 +357,14 @@ int64_t layernorm_scratch_bytes(int N, int C) {
 }  // namespace gpu
 
 template <class floatX>
-void gpu::layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* dbranch_bias, float* amax,
-                             const floatX* dout, const floatX* inp, const floatX* weight, const float* mean,
-                             const float* rstd, const floatX* dresidual, int N, int C, Stream stream) {
+void gpu::layernorm_backward(Out<floatX> dinp, float* dweight, float* dbias, float* dbranch_bias, const floatX* dout,
+                             const floatX* inp, const floatX* weight, const float* mean, const float* rstd,
+                             const floatX* dresidual, int N, int C, Stream stream) {
     const LayerNormBackward<floatX> launch(N, C);
     const int groups = dbranch_bias ? 3 : 2;
     float* partial = static_cast<float*>(device_scratch(launch.scratch_bytes(C)));
-    simt::launch(launch.kernel, launch.blocks, launch.threads, launch.shared_bytes, stream, dinp, partial, amax, dout,
-                 inp, weight, mean, rstd, dresidual, N, C, groups);
+    simt::launch(launch.kernel, launch.blocks, launch.threads, launch.shared_bytes, stream, dinp.data, partial,
+                 dinp.amax, dout, inp, weight, mean, rstd, dresidual, N, C, groups);
     sum_rows({{dweight, dbias, dbranch_bias}}, partial, launch.blocks, groups, C, true, stream);
 }
 

@@ -28,9 +28,11 @@ void check_sizes(int N, int IC, int OC) {
            N, IC, IC, OC, dtype_name(dtype_of<floatX>), multiple);
 }
 
-Epilogue forward_epilogue(const void* bias, const void* pre_gelu) {
-    if (pre_gelu) return bias ? Epilogue::bias_gelu : Epilogue::gelu;
-    return bias ? Epilogue::bias : Epilogue::nothing;
+template <class floatX>
+MatmulShape forward_shape(const MatmulForward<floatX>& m, Operands operands, int N, int IC, int OC) {
+    const Epilogue epilogue =
+        m.pre_gelu ? (m.bias ? Epilogue::bias_gelu : Epilogue::gelu) : (m.bias ? Epilogue::bias : Epilogue::nothing);
+    return {Kind::forward, epilogue, operands, OC, N, IC, m.residual != nullptr};
 }
 
 // ---- FP8 operands
@@ -90,60 +92,56 @@ struct Fp8Operands {
     uint8_t* inp_rows() const { return inp_transposed; }
 };
 
-void fp8_forward(bf16* out, bf16* pre_gelu, float* amax, const bf16* inp, Weight<bf16> weight, const bf16* bias,
-                 const bf16* residual, int N, int IC, int OC, Stream stream) {
+void fp8_forward(const MatmulForward<bf16>& m, int N, int IC, int OC, Stream stream) {
     check_fp8_sizes(N, IC, OC);
-    const Fp8& fp8 = weight.fp8;
+    const Fp8& fp8 = m.weight.fp8;
     const Fp8Weight w(const_cast<void*>(fp8.packed), OC, IC);
     const Fp8Operands x(fp8.workspace, N, IC, OC);
-    if (fp8.finds_input_amax) gpu::raise_amax(fp8.input_amax, inp, int64_t(N) * IC, stream);
-    gpu::cast_to_fp8<E4M3>(x.inp_rows(), nullptr, x.inp_inverse, nullptr, inp, fp8.input_amax, N, IC, stream);
-    const Epilogue epilogue = forward_epilogue(bias, pre_gelu);
-    const MatmulShape shape = {Kind::forward, epilogue, Operands::fp8, OC, N, IC, residual != nullptr};
-    cublaslt_matmul<bf16>({.shape = shape,
+    if (fp8.finds_input_amax) gpu::raise_amax(fp8.input_amax, m.inp, int64_t(N) * IC, stream);
+    gpu::cast_to_fp8<E4M3>(x.inp_rows(), nullptr, x.inp_inverse, nullptr, m.inp, fp8.input_amax, N, IC, stream);
+    cublaslt_matmul<bf16>({.shape = forward_shape(m, Operands::fp8, N, IC, OC),
                            .a = w.rows,
                            .b = x.inp_rows(),
-                           .out = out,
-                           .bias = bias,
-                           .residual = residual,
-                           .pre_gelu = pre_gelu,
+                           .out = m.out.data,
+                           .bias = m.bias,
+                           .residual = m.residual,
+                           .pre_gelu = m.pre_gelu,
                            .a_scale = w.inverse,
                            .b_scale = x.inp_inverse,
-                           .amax = amax},
+                           .amax = m.out.amax},
                           stream);
 }
 
-void fp8_backward(bf16* dinp, float* amax, float* dweight, float* dbias, const bf16* dout, const bf16* inp,
-                  Weight<bf16> weight, const bf16* pre_gelu, int N, int IC, int OC, bool accumulate, Stream stream) {
+void fp8_backward(const MatmulBackward<bf16>& m, int N, int IC, int OC, Stream stream) {
     check_fp8_sizes(N, IC, OC);
-    check_matmul_gradients(dinp, dweight, dbias, true);
-    const Fp8& fp8 = weight.fp8;
+    m.check_gradients(true);
+    const Fp8& fp8 = m.weight.fp8;
     const Fp8Weight w(const_cast<void*>(fp8.packed), OC, IC);
     const Fp8Operands x(fp8.workspace, N, IC, OC);
-    float* sums = dbias ? x.dout_sums : nullptr;
-    if (fp8.finds_gradient_amax) gpu::raise_amax(fp8.gradient_amax, dout, int64_t(N) * OC, stream);
-    gpu::cast_to_fp8<E5M2>(x.dout_rows, x.dout_transposed, x.dout_inverse, sums, dout, fp8.gradient_amax, N, OC,
+    float* sums = m.dbias ? x.dout_sums : nullptr;
+    if (fp8.finds_gradient_amax) gpu::raise_amax(fp8.gradient_amax, m.dout, int64_t(N) * OC, stream);
+    gpu::cast_to_fp8<E5M2>(x.dout_rows, x.dout_transposed, x.dout_inverse, sums, m.dout, fp8.gradient_amax, N, OC,
                            stream);
-    gpu::cast_to_fp8<E4M3>(nullptr, x.inp_transposed, x.inp_inverse, nullptr, inp, fp8.input_amax, N, IC, stream);
-    const Epilogue epilogue = pre_gelu ? Epilogue::gelu_derivative : Epilogue::nothing;
+    gpu::cast_to_fp8<E4M3>(nullptr, x.inp_transposed, x.inp_inverse, nullptr, m.inp, fp8.input_amax, N, IC, stream);
+    const Epilogue epilogue = m.pre_gelu ? Epilogue::gelu_derivative : Epilogue::nothing;
     cublaslt_matmul<bf16>({.shape = {Kind::input_gradient, epilogue, Operands::fp8, IC, N, OC},
                            .a = w.transposed,
                            .b = x.dout_rows,
-                           .out = dinp,
-                           .pre_gelu = const_cast<bf16*>(pre_gelu),
+                           .out = m.dinp.data,
+                           .pre_gelu = const_cast<bf16*>(m.pre_gelu),
                            .a_scale = w.inverse,
                            .b_scale = x.dout_inverse,
-                           .amax = amax},
+                           .amax = m.dinp.amax},
                           stream);
     cublaslt_matmul<bf16>({.shape = {Kind::weight_gradient, Epilogue::nothing, Operands::fp8, IC, OC, round_up(N, 16)},
                            .a = x.inp_transposed,
                            .b = x.dout_transposed,
-                           .out = dweight,
-                           .accumulate = accumulate,
+                           .out = m.dweight,
+                           .accumulate = m.accumulate,
                            .a_scale = x.inp_inverse,
                            .b_scale = x.dout_inverse},
                           stream);
-    if (dbias) gpu::sum_bias_parts(dbias, x.dout_sums, ceil_div(N, FP8_ROWS), OC, accumulate, stream);
+    if (m.dbias) gpu::sum_bias_parts(m.dbias, x.dout_sums, ceil_div(N, FP8_ROWS), OC, m.accumulate, stream);
 }
 
 }  // namespace
@@ -164,45 +162,47 @@ template <class floatX>
 void gpu::pack_weight(void*, const floatX*, int, int, Stream) {}
 
 template <class floatX>
-void gpu::matmul_forward(floatX* out, floatX* pre_gelu, float* amax, const floatX* inp, Weight<floatX> weight,
-                         const floatX* bias, const floatX* residual, int N, int IC, int OC, Stream stream) {
-    INVARIANT(!pre_gelu || !residual, "a matmul of (%d, %d) with both GELU and a residual", N, IC);
+void gpu::matmul_forward(const MatmulForward<floatX>& m, int N, int IC, int OC, Stream stream) {
+    INVARIANT(!m.pre_gelu || !m.residual, "a matmul of (%d, %d) with both GELU and a residual", N, IC);
     if constexpr (sizeof(floatX) == 2)
-        if (weight.in_fp8(N)) return fp8_forward(out, pre_gelu, amax, inp, weight, bias, residual, N, IC, OC, stream);
+        if (m.weight.in_fp8(N)) return fp8_forward(m, N, IC, OC, stream);
     check_sizes<floatX>(N, IC, OC);
-    const Epilogue epilogue = forward_epilogue(bias, pre_gelu);
-    const MatmulShape shape = {Kind::forward, epilogue, operands_of<floatX>, OC, N, IC, residual != nullptr};
-    cublaslt_matmul<floatX>({.shape = shape,
-                             .a = weight.rows,
-                             .b = inp,
-                             .out = out,
-                             .bias = bias,
-                             .residual = residual,
-                             .pre_gelu = pre_gelu,
-                             .amax = amax},
+    cublaslt_matmul<floatX>({.shape = forward_shape(m, operands_of<floatX>, N, IC, OC),
+                             .a = m.weight.rows,
+                             .b = m.inp,
+                             .out = m.out.data,
+                             .bias = m.bias,
+                             .residual = m.residual,
+                             .pre_gelu = m.pre_gelu,
+                             .amax = m.out.amax},
                             stream);
 }
 
 template <class floatX>
-void gpu::matmul_backward(floatX* dinp, float* amax, float* dweight, float* dbias, const floatX* dout,
-                          const floatX* inp, Weight<floatX> weight, const floatX* pre_gelu, int N, int IC, int OC,
-                          bool accumulate, Stream stream) {
+void gpu::matmul_backward(const MatmulBackward<floatX>& m, int N, int IC, int OC, Stream stream) {
     if constexpr (sizeof(floatX) == 2)
-        if (weight.in_fp8(N))
-            return fp8_backward(dinp, amax, dweight, dbias, dout, inp, weight, pre_gelu, N, IC, OC, accumulate, stream);
+        if (m.weight.in_fp8(N)) return fp8_backward(m, N, IC, OC, stream);
     check_sizes<floatX>(N, IC, OC);
-    check_matmul_gradients(dinp, dweight, dbias, false);
-    const Epilogue epilogue = pre_gelu ? Epilogue::gelu_derivative : Epilogue::nothing;
-    floatX* aux = const_cast<floatX*>(pre_gelu);  // only read, but the library has one attribute for input and output
-    const MatmulShape of_input = {Kind::input_gradient, epilogue, operands_of<floatX>, IC, N, OC};
-    if (dinp)
-        cublaslt_matmul<floatX>(
-            {.shape = of_input, .a = weight.rows, .b = dout, .out = dinp, .pre_gelu = aux, .amax = amax}, stream);
-    if (!dweight) return;
-    const MatmulShape of_weight = {
-        Kind::weight_gradient, dbias ? Epilogue::bias_gradient : Epilogue::nothing, operands_of<floatX>, IC, OC, N};
-    cublaslt_matmul<floatX>(
-        {.shape = of_weight, .a = inp, .b = dout, .out = dweight, .dbias = dbias, .accumulate = accumulate}, stream);
+    m.check_gradients(false);
+    const Epilogue of_input = m.pre_gelu ? Epilogue::gelu_derivative : Epilogue::nothing,
+                   of_weight = m.dbias ? Epilogue::bias_gradient : Epilogue::nothing;
+    floatX* aux = const_cast<floatX*>(m.pre_gelu);  // only read, but the library has one attribute for both
+    if (m.dinp.data)
+        cublaslt_matmul<floatX>({.shape = {Kind::input_gradient, of_input, operands_of<floatX>, IC, N, OC},
+                                 .a = m.weight.rows,
+                                 .b = m.dout,
+                                 .out = m.dinp.data,
+                                 .pre_gelu = aux,
+                                 .amax = m.dinp.amax},
+                                stream);
+    if (m.dweight)
+        cublaslt_matmul<floatX>({.shape = {Kind::weight_gradient, of_weight, operands_of<floatX>, IC, OC, N},
+                                 .a = m.inp,
+                                 .b = m.dout,
+                                 .out = m.dweight,
+                                 .dbias = m.dbias,
+                                 .accumulate = m.accumulate},
+                                stream);
 }
 
 template <class floatX>

@@ -72,7 +72,7 @@ template <class floatX>
 void bias_backward(float* dbias, const floatX* dout, int N, int OC, bool accumulate, void* scratch, Stream stream);
 void sum_bias_parts(float* dbias, const float* parts, int rows, int OC, bool accumulate, Stream stream);
 
-// Raises *amax (ops.inc) to the largest magnitude of x (count).
+// Raises *amax (Out) to the largest magnitude of x (count).
 void raise_amax(float* amax, const bf16* x, int64_t count, Stream stream);
 
 // GELU and its derivative, as in ops.inc; they raise *amax to the largest magnitude of the result if amax is not null.

@@ -6,10 +6,6 @@
 #include "ops/ops.h"
 #include "parallel/comm.h"
 
-// Names for null arguments of the operations.
-static constexpr std::nullptr_t no_gelu = nullptr, no_bias = nullptr, no_dbias = nullptr, no_residual = nullptr,
-                                no_amax = nullptr;
-
 void choose_attention(const std::string& backend, bool deterministic) {
     const auto word = std::ranges::find(ATTENTION_WORDS, backend);
     ops::set_attention({.backend = AttentionBackend(word - ATTENTION_WORDS), .deterministic = deterministic});
@@ -184,8 +180,8 @@ template <class floatX>
 const floatX* GPT2<floatX>::row_logits(int row) {
     const int shards = layout.shard.count, Vp = layout.rows(wte);
     const floatX* inp = all_gather_rows(acts.lnf, lnf_tokens) + int64_t(row) * config.C;
-    ops::matmul_forward<floatX>(acts.logits + int64_t(layout.shard.index) * Vp, no_gelu, no_amax, inp, matrix(wte),
-                                no_bias, no_residual, 1, config.C, Vp, stream);
+    floatX* own = acts.logits + int64_t(layout.shard.index) * Vp;
+    ops::matmul_forward<floatX>({.out = own, .inp = inp, .weight = matrix(wte)}, 1, config.C, Vp, stream);
     if (is_divided()) gather(acts.logits, int64_t(shards) * Vp * int64_t(sizeof(floatX)));
     return acts.logits;
 }
@@ -197,8 +193,17 @@ const floatX* GPT2<floatX>::layer_input(int l) const {
     return l == 0 ? acts.encoded : acts.layer[l - 1].residual3;
 }
 
+// m.out = m.inp * m.weight^T + m.bias + m.residual. With tensor parallelism the product is a sum over the ranks.
+template <class floatX>
+void GPT2<floatX>::second_matmul(const MatmulForward<floatX>& m, int N, int IC) {
+    const int C = config.C;
+    if (!is_divided()) return ops::matmul_forward(m, N, IC, C, stream);
+    ops::matmul_forward<floatX>({.out = acts.all_rows, .inp = m.inp, .weight = m.weight}, N, IC, C, stream);
+    ops::add_residual(m.out.data, reduced_over_ranks(acts.all_rows, N), m.residual, m.bias, local_rows(N), C, stream);
+}
+
 // residual2 = x + attention(ln1(x)); residual3 = residual2 + mlp(ln2(residual2)). recomputes: for backward, stops at
-// GELU's output. With tensor parallelism attproj and fcproj compute parts of sums, which have no bias and residual yet.
+// GELU's output.
 template <class floatX>
 void GPT2<floatX>::layer_forward(int l, int B, int T, int decode_at, bool recomputes) {
     const int N = B * T, C = config.C, NH = local_heads(layout), HS = config.HS(), own_C = NH * HS,
@@ -206,33 +211,36 @@ void GPT2<floatX>::layer_forward(int l, int B, int T, int decode_at, bool recomp
     const LayerActivations<floatX>& a = acts.layer[l];
     const floatX* x = layer_input(l);
     floatX* qkv = a.qkv + int64_t(std::max(0, decode_at)) * 3 * own_C;
-    const bool divided = is_divided();
-    const auto bias = [&](Param p) { return divided ? nullptr : w(p, l); };
     if (!recomputes) wait_for_weights(1 + l);  // backward has waited for them
 
-    ops::layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, input_amax(qkvw, l), x, w(ln1w, l), w(ln1b, l), rows, C,
+    ops::layernorm_forward({a.ln1, input_amax(qkvw, l)}, a.ln1_mean, a.ln1_rstd, x, w(ln1w, l), w(ln1b, l), rows, C,
                            stream);
-    ops::matmul_forward<floatX>(qkv, no_gelu, no_amax, all_gather_rows(a.ln1, N), matrix(qkvw, l), w(qkvb, l),
-                                no_residual, N, C, 3 * own_C, stream);
+    const floatX* ln1 = all_gather_rows(a.ln1, N);
+    ops::matmul_forward<floatX>({.out = qkv, .inp = ln1, .weight = matrix(qkvw, l), .bias = w(qkvb, l)}, N, C,
+                                3 * own_C, stream);
     if (decode_at < 0)
         ops::attention_forward(a.att, a.lse, a.qkv, B, T, NH, HS, stream);
     else
         ops::attention_decode(a.att, a.qkv, decode_at + 1, NH, HS, stream);
-    ops::matmul_forward<floatX>(divided ? acts.all_rows : a.residual2, no_gelu, no_amax, a.att, matrix(attprojw, l),
-                                bias(attprojb), divided ? nullptr : x, N, own_C, C, stream);
-    if (divided)
-        ops::add_residual(a.residual2, reduced_over_ranks(acts.all_rows, N), x, w(attprojb, l), rows, C, stream);
+    second_matmul(
+        {.out = a.residual2, .inp = a.att, .weight = matrix(attprojw, l), .bias = w(attprojb, l), .residual = x}, N,
+        own_C);
 
-    ops::layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, input_amax(fcw, l), a.residual2, w(ln2w, l), w(ln2b, l), rows,
-                           C, stream);
-    ops::matmul_forward<floatX>(a.gelu, a.fc, input_amax(fcprojw, l), all_gather_rows(a.ln2, N), matrix(fcw, l),
-                                w(fcb, l), no_residual, N, C, 4 * own_C, stream);
+    ops::layernorm_forward({a.ln2, input_amax(fcw, l)}, a.ln2_mean, a.ln2_rstd, a.residual2, w(ln2w, l), w(ln2b, l),
+                           rows, C, stream);
+    ops::matmul_forward<floatX>({.out = {a.gelu, input_amax(fcprojw, l)},
+                                 .pre_gelu = a.fc,
+                                 .inp = all_gather_rows(a.ln2, N),
+                                 .weight = matrix(fcw, l),
+                                 .bias = w(fcb, l)},
+                                N, C, 4 * own_C, stream);
     if (recomputes) return;
-    ops::matmul_forward<floatX>(divided ? acts.all_rows : a.residual3, no_gelu, no_amax, a.gelu, matrix(fcprojw, l),
-                                bias(fcprojb), divided ? nullptr : a.residual2, N, 4 * own_C, C, stream);
-    if (divided)
-        ops::add_residual(a.residual3, reduced_over_ranks(acts.all_rows, N), a.residual2, w(fcprojb, l), rows, C,
-                          stream);
+    second_matmul({.out = a.residual3,
+                   .inp = a.gelu,
+                   .weight = matrix(fcprojw, l),
+                   .bias = w(fcprojb, l),
+                   .residual = a.residual2},
+                  N, 4 * own_C);
 }
 
 template <class floatX>
@@ -253,7 +261,7 @@ void GPT2<floatX>::forward(const int* tokens, int B, int T, int decode_at) {
     wait_for_weights(0);
     embed(tokens, std::max(0, decode_at), B, T);
     for (int l = 0; l < config.L; l++) layer_forward(l, B, T, decode_at, false);
-    ops::layernorm_forward(acts.lnf, acts.lnf_mean, acts.lnf_rstd, no_amax, layer_input(config.L), w(lnfw), w(lnfb),
+    ops::layernorm_forward({acts.lnf}, acts.lnf_mean, acts.lnf_rstd, layer_input(config.L), w(lnfw), w(lnfb),
                            local_rows(B * T), config.C, stream);
 }
 
@@ -286,8 +294,7 @@ void GPT2<floatX>::head(const int* targets, int N, bool backward, bool accumulat
         const floatX* inp = lnf + int64_t(n) * C;
         const int* target = targets + n;
         float* losses = acts.losses + n;
-        ops::matmul_forward<floatX>(acts.logits, no_gelu, no_amax, inp, matrix(wte), no_bias, no_residual, rows, C, Vp,
-                                    stream);
+        ops::matmul_forward<floatX>({.out = acts.logits, .inp = inp, .weight = matrix(wte)}, rows, C, Vp, stream);
         if (is_divided()) {
             float* own = acts.partials + int64_t(layout.shard.index) * 2 * rows;
             ops::cross_entropy_shard(own, acts.logits, target, rows, shard, Vp, stream);
@@ -301,14 +308,40 @@ void GPT2<floatX>::head(const int* targets, int N, bool backward, bool accumulat
             ops::cross_entropy_forward(losses, acts.logits, target, rows, config.V, Vp, stream);
         }
         if (backward)
-            ops::matmul_backward<floatX>(acts.dtmp + int64_t(n) * C, no_amax, g(wte), no_dbias, acts.logits, inp,
-                                         matrix(wte), no_gelu, rows, C, Vp, accumulate || n > 0, stream);
+            ops::matmul_backward<floatX>({.dinp = acts.dtmp + int64_t(n) * C,
+                                          .dweight = g(wte),
+                                          .dout = acts.logits,
+                                          .inp = inp,
+                                          .weight = matrix(wte),
+                                          .accumulate = accumulate || n > 0},
+                                         rows, C, Vp, stream);
     }
 }
 
 template <class floatX>
 void GPT2<floatX>::token_losses(const int* targets, int B, int T) {
     head(targets, B * T, false, false, 0.0f);
+}
+
+// From acts.dlarge, the gradient of the output of qkv or fc, the gradient of its input `inp`, of the weight and of the
+// bias. While the ranks sum the first, the others are computed.
+template <class floatX>
+const floatX* GPT2<floatX>::first_matmul_backward(Param weight, Param bias, int l, const floatX* inp, int N,
+                                                  bool accumulate) {
+    const int C = config.C, OC = layout.rows(weight);
+    MatmulBackward<floatX> m = {.dinp = acts.dtmp,
+                                .dweight = g(weight, l),
+                                .dbias = g(bias, l),
+                                .dout = acts.dlarge,
+                                .inp = all_gather_rows(inp, N),
+                                .weight = matrix(weight, l),
+                                .accumulate = accumulate};
+    if (is_divided())
+        ops::matmul_backward<floatX>({.dinp = m.dinp, .dout = m.dout, .weight = m.weight}, N, C, OC, stream);
+    const int64_t sum = start_reduce(acts.dtmp, N);
+    if (is_divided()) m.dinp = nullptr;
+    ops::matmul_backward(m, N, C, OC, stream);
+    return finish_reduce(sum, acts.dtmp, N);
 }
 
 // On entry acts.dx is the gradient of the layer's output, on exit the gradient of its input. It is also the gradient of
@@ -324,39 +357,33 @@ void GPT2<floatX>::layer_backward(int l, int B, int T, bool accumulate, const Bu
     wait_for_weights(1 + l);
     if (recompute == Recompute::layer && !last) layer_forward(l, B, T, -1, true);
     if (recompute == Recompute::gelu && !last) ops::gelu_forward(a.gelu, a.fc, int64_t(N) * 4 * own_C, stream);
-    // The gradient of a weight that the ranks divide by rows is computed while they sum the gradient of its input.
-    const bool divided = is_divided();
-    const auto unless_divided = [&](float* gradient) { return divided ? nullptr : gradient; };
 
-    ops::matmul_backward<floatX>(acts.dlarge, gradient_amax(fcw, l), g(fcprojw, l), no_dbias,
-                                 all_gather_rows(acts.dx, N), a.gelu, matrix(fcprojw, l), a.fc, N, 4 * own_C, C,
-                                 accumulate, stream);
-    const floatX* inp = all_gather_rows(a.ln2, N);
-    ops::matmul_backward<floatX>(acts.dtmp, no_amax, unless_divided(g(fcw, l)), unless_divided(g(fcb, l)), acts.dlarge,
-                                 inp, matrix(fcw, l), no_gelu, N, C, 4 * own_C, accumulate, stream);
-    int64_t sum = start_reduce(acts.dtmp, N);
-    if (divided)
-        ops::matmul_backward<floatX>(nullptr, no_amax, g(fcw, l), g(fcb, l), acts.dlarge, inp, matrix(fcw, l), no_gelu,
-                                     N, C, 4 * own_C, accumulate, stream);
-    ops::layernorm_backward(acts.dx, g(ln2w, l), g(ln2b, l), g(attprojb, l), gradient_amax(attprojw, l),
-                            finish_reduce(sum, acts.dtmp, N), a.residual2, w(ln2w, l), a.ln2_mean, a.ln2_rstd, acts.dx,
-                            rows, C, stream);
+    ops::matmul_backward<floatX>({.dinp = {acts.dlarge, gradient_amax(fcw, l)},
+                                  .dweight = g(fcprojw, l),
+                                  .dout = all_gather_rows(acts.dx, N),
+                                  .inp = a.gelu,
+                                  .weight = matrix(fcprojw, l),
+                                  .pre_gelu = a.fc,
+                                  .accumulate = accumulate},
+                                 N, 4 * own_C, C, stream);
+    const floatX* dln2 = first_matmul_backward(fcw, fcb, l, a.ln2, N, accumulate);
+    ops::layernorm_backward({acts.dx, gradient_amax(attprojw, l)}, g(ln2w, l), g(ln2b, l), g(attprojb, l), dln2,
+                            a.residual2, w(ln2w, l), a.ln2_mean, a.ln2_rstd, acts.dx, rows, C, stream);
 
-    ops::matmul_backward<floatX>(acts.dtmp, no_amax, g(attprojw, l), no_dbias, all_gather_rows(acts.dx, N), a.att,
-                                 matrix(attprojw, l), no_gelu, N, own_C, C, accumulate, stream);
+    ops::matmul_backward<floatX>({.dinp = acts.dtmp,
+                                  .dweight = g(attprojw, l),
+                                  .dout = all_gather_rows(acts.dx, N),
+                                  .inp = a.att,
+                                  .weight = matrix(attprojw, l),
+                                  .accumulate = accumulate},
+                                 N, own_C, C, stream);
     ops::attention_backward(acts.dlarge, acts.dtmp, a.att, a.lse, a.qkv, B, T, NH, HS, stream);
-    inp = all_gather_rows(a.ln1, N);
-    ops::matmul_backward<floatX>(acts.dtmp, no_amax, unless_divided(g(qkvw, l)), unless_divided(g(qkvb, l)),
-                                 acts.dlarge, inp, matrix(qkvw, l), no_gelu, N, C, 3 * own_C, accumulate, stream);
-    sum = start_reduce(acts.dtmp, N);
-    if (divided)
-        ops::matmul_backward<floatX>(nullptr, no_amax, g(qkvw, l), g(qkvb, l), acts.dlarge, inp, matrix(qkvw, l),
-                                     no_gelu, N, C, 3 * own_C, accumulate, stream);
-    const floatX* dln1 = finish_reduce(sum, acts.dtmp, N);
+    const floatX* dln1 = first_matmul_backward(qkvw, qkvb, l, a.ln1, N, accumulate);
     if (l > 0) begin(l);
-    ops::layernorm_backward(acts.dx, g(ln1w, l), g(ln1b, l), l > 0 ? g(fcprojb, l - 1) : no_dbias,
-                            l > 0 ? gradient_amax(fcprojw, l - 1) : no_amax, dln1, layer_input(l), w(ln1w, l),
-                            a.ln1_mean, a.ln1_rstd, acts.dx, rows, C, stream);
+    float* dbias_below = l > 0 ? g(fcprojb, l - 1) : nullptr;
+    ops::layernorm_backward({acts.dx, l > 0 ? gradient_amax(fcprojw, l - 1) : nullptr}, g(ln1w, l), g(ln1b, l),
+                            dbias_below, dln1, layer_input(l), w(ln1w, l), a.ln1_mean, a.ln1_rstd, acts.dx, rows, C,
+                            stream);
 }
 
 template <class floatX>
@@ -381,9 +408,10 @@ void GPT2<floatX>::backward(const int* tokens, const int* targets, int B, int T,
     head(targets, N, true, micro_step > 0, scale / float(N));
     ops::accumulate_loss(acts.loss, acts.losses, N, scale / float(N), stream);
     const floatX* dlnf = reduced_over_ranks(acts.dtmp, N);
-    ops::layernorm_backward<floatX>(acts.dx, g(lnfw), g(lnfb), g(fcprojb, last), gradient_amax(fcprojw, last), dlnf,
-                                    layer_input(config.L), w(lnfw), acts.lnf_mean, acts.lnf_rstd, no_residual,
-                                    local_rows(N), config.C, stream);
+    const floatX* no_residual = nullptr;
+    ops::layernorm_backward({acts.dx, gradient_amax(fcprojw, last)}, g(lnfw), g(lnfb), g(fcprojb, last), dlnf,
+                            layer_input(config.L), w(lnfw), acts.lnf_mean, acts.lnf_rstd, no_residual, local_rows(N),
+                            config.C, stream);
     for (int l = last; l >= 0; l--) {
         layer_backward(l, B, T, micro_step > 0, begin);
         if (after) after(1 + l);

@@ -101,6 +101,8 @@ struct GPT2 {
     float* input_amax(Param weight, int l);
     float* gradient_amax(Param weight, int l);
     const floatX* layer_input(int l) const;
+    void second_matmul(const MatmulForward<floatX>& m, int N, int IC);
+    const floatX* first_matmul_backward(Param weight, Param bias, int l, const floatX* inp, int N, bool accumulate);
     void layer_forward(int l, int B, int T, int decode_at, bool recomputes);
     void zero_bucket(int bucket);
     void layer_backward(int l, int B, int T, bool accumulate, const BucketHook& begin);

@@ -15,6 +15,16 @@
 #include "base/common.h"
 #include "base/dtype.h"
 
+// An output; a pointer converts to it. amax (1) may be null. Else it is raised to the largest magnitude of the output
+// (NaN if an element is NaN), for the scale of a matmul in FP8 that reads this output. In fp32 it must be null.
+template <class floatX>
+struct Out {
+    floatX* data;
+    float* amax;
+
+    Out(floatX* data, float* amax = nullptr) : data(data), amax(amax) {}
+};
+
 // The FP8 of a weight's matmuls (--precision fp8). base/fp8.h has the formats and the scales. A scale needs the largest
 // magnitude of its tensor: the operations that write the tensor raise it from zero, or the matmul finds it.
 struct Fp8 {
@@ -36,12 +46,34 @@ struct Weight {
     bool in_fp8(int N) const { return fp8.packed && N > 1; }
 };
 
-// Checks which gradients matmul_backward is to compute.
-inline void check_matmul_gradients(const void* dinp, const void* dweight, const void* dbias, bool in_fp8) {
-    INVARIANT(dinp || dweight, "matmul_backward without dinp and without dweight");
-    INVARIANT(!in_fp8 || (dinp && dweight), "matmul_backward in FP8 without dinp or without dweight");
-    INVARIANT(dweight || !dbias, "matmul_backward with dbias but without dweight");
-}
+// The arguments of matmul_forward and matmul_backward. In ops.inc they would be other types in each namespace.
+template <class floatX>
+struct MatmulForward {
+    Out<floatX> out;                   // (N, OC) =
+    floatX* pre_gelu = nullptr;        // (N, OC) =    null: no GELU
+    const floatX* inp;                 // (N, IC)
+    Weight<floatX> weight;             // (OC, IC)
+    const floatX* bias = nullptr;      // (OC)
+    const floatX* residual = nullptr;  // (N, OC)
+};
+
+template <class floatX>
+struct MatmulBackward {
+    Out<floatX> dinp = nullptr;        // (N, IC) =    null: weight is not read
+    float* dweight = nullptr;          // (OC, IC)     null: inp is not read
+    float* dbias = nullptr;            // (OC)
+    const floatX* dout;                // (N, OC)
+    const floatX* inp = nullptr;       // (N, IC)
+    Weight<floatX> weight = {};        // (OC, IC)
+    const floatX* pre_gelu = nullptr;  // (N, IC)
+    bool accumulate = false;           // into dweight and dbias
+
+    void check_gradients(bool in_fp8) const {
+        INVARIANT(dinp.data || dweight, "matmul_backward without dinp and without dweight");
+        INVARIANT(!in_fp8 || (dinp.data && dweight), "matmul_backward in FP8 without dinp or without dweight");
+        INVARIANT(dweight || !dbias, "matmul_backward with dbias but without dweight");
+    }
+};
 
 // The rows of the vocabulary that are in this rank's memory: first to first + count - 1. The whole vocabulary is {0,
 // V}.

@@ -178,7 +178,7 @@ TEST_CASE_TEMPLATE("a LayerNorm of each width fits each GPU", floatX, float, bf1
         simt::config.compute_capability = capability;
         for (int C = step; C <= widest; C += step)
             for (float* amax : {static_cast<float*>(nullptr), statistics.data + 2})
-                gpu::layernorm_forward(row.data, statistics.data, statistics.data + 1, amax, row.data + widest,
+                gpu::layernorm_forward({row.data, amax}, statistics.data, statistics.data + 1, row.data + widest,
                                        row.data + 2 * widest, row.data + 3 * widest, 1, C, nullptr);
     }
     wait_for_device();

@@ -55,11 +55,11 @@ TEST_CASE("FP8 matmuls of NaN and infinity, of a single row (in bf16) and of zer
 }
 
 TEST_CASE("FP8 matmuls of widths that are not a multiple of 16 are refused") {
-    bf16* none = nullptr;
     char packed;
-    CHECK_THROWS_WITH_AS(gpu::matmul_forward<bf16>(none, none, nullptr, none, {none, nullptr, {&packed}}, none, none, 4,
-                                                   64, 72, nullptr),
-                         doctest::Contains("(4, 64) and (64, 72): the widths must be multiples of 16"), Error);
+    const Weight<bf16> weight = {nullptr, nullptr, {.packed = &packed}};
+    CHECK_THROWS_WITH_AS(
+        gpu::matmul_forward<bf16>({.out = nullptr, .inp = nullptr, .weight = weight}, 4, 64, 72, nullptr),
+        doctest::Contains("(4, 64) and (64, 72): the widths must be multiples of 16"), Error);
 }
 
 // ---- the kernels

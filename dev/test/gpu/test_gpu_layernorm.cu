@@ -66,14 +66,12 @@ TEST_CASE_TEMPLATE("a NaN reaches its row, and its column of the parameters' gra
 
 TEST_CASE("LayerNorm refuses rows that are not a multiple of 16 bytes, and rows too wide for a warp") {
     bf16* none = nullptr;
-    CHECK_THROWS_WITH_AS(
-        gpu::layernorm_forward<bf16>(none, nullptr, nullptr, nullptr, none, none, none, 4, 100, nullptr),
-        doctest::Contains("100 channels must be a multiple of 8, at most 5120"), Error);
-    CHECK_THROWS_WITH_AS(gpu::layernorm_backward<bf16>(none, nullptr, nullptr, nullptr, nullptr, none, none, none,
-                                                       nullptr, nullptr, none, 4, 5128, nullptr),
+    CHECK_THROWS_WITH_AS(gpu::layernorm_forward<bf16>(none, nullptr, nullptr, none, none, none, 4, 100, nullptr),
+                         doctest::Contains("100 channels must be a multiple of 8, at most 5120"), Error);
+    CHECK_THROWS_WITH_AS(gpu::layernorm_backward<bf16>(none, nullptr, nullptr, nullptr, none, none, none, nullptr,
+                                                       nullptr, none, 4, 5128, nullptr),
                          doctest::Contains("layernorm_backward: 5128 channels must be a multiple of 8, at most 5120"),
                          Error);
-    CHECK_THROWS_WITH_AS(
-        gpu::layernorm_forward<bf16>(none, nullptr, nullptr, nullptr, none, none, none, 0, 64, nullptr),
-        doctest::Contains("0 rows of 64"), Error);
+    CHECK_THROWS_WITH_AS(gpu::layernorm_forward<bf16>(none, nullptr, nullptr, none, none, none, 0, 64, nullptr),
+                         doctest::Contains("0 rows of 64"), Error);
 }

@@ -110,15 +110,12 @@ TEST_CASE_TEMPLATE("NaN and infinity reach exactly the outputs that depend on th
 
 TEST_CASE("no gradients, sizes below 1, and widths that are not a multiple of 16 bytes, are refused") {
     refuse_no_gradients();
-    bf16* none = nullptr;
-    float* no_floats = nullptr;
     const auto forward = [&](int N, int IC, int OC) {
-        gpu::matmul_forward<bf16>(none, none, nullptr, none, {none, nullptr}, none, none, N, IC, OC, nullptr);
+        gpu::matmul_forward<bf16>({.out = nullptr, .inp = nullptr, .weight = {}}, N, IC, OC, nullptr);
     };
     CHECK_THROWS_WITH_AS(forward(0, 64, 64), doctest::Contains("a matmul of (0, 64) and (64, 64): every size"), Error);
     CHECK_THROWS_WITH_AS(forward(4, 100, 64), doctest::Contains("widths must be multiples of 8"), Error);
-    CHECK_THROWS_WITH_AS(gpu::matmul_backward<float>(no_floats, nullptr, no_floats, no_floats, no_floats, no_floats,
-                                                     {no_floats, nullptr}, no_floats, 4, 64, 6, false, nullptr),
+    CHECK_THROWS_WITH_AS(gpu::matmul_backward<float>({.dout = nullptr}, 4, 64, 6, nullptr),
                          doctest::Contains("in fp32: the widths must be multiples of 4"), Error);
 }
 
@@ -238,10 +235,9 @@ TEST_CASE("an algorithm that needs more alignment than an operand has is not use
     auto inp = random_tensor<bf16>(N * IC + shift, 1), weight = random_tensor<bf16>(OC * IC, 2);
     auto out = poisoned<bf16>(N * OC);
     OnGpu<bf16> x(inp), w(weight), y(out);
-    bf16* const none = nullptr;
     for (const int from : {0, shift}) {
-        const Weight<bf16> rows = {w, nullptr};
-        gpu::matmul_forward<bf16>(y, none, nullptr, static_cast<bf16*>(x) + from, rows, none, none, N, IC, OC, nullptr);
+        const bf16* inp = static_cast<bf16*>(x) + from;
+        gpu::matmul_forward<bf16>({.out = y.device, .inp = inp, .weight = {w, nullptr}}, N, IC, OC, nullptr);
         wait_for_device();
     }
     AlgorithmChoices choices = gpu::algorithms();

@@ -95,8 +95,13 @@ Forward<bf16> forward(const Backend& backend, const Inputs<bf16>& in, Options op
     const auto op = [&](bf16* out, bf16* pre_gelu, float* out_amax, const bf16* inp, float* inp_amax,
                         const bf16* weight, const bf16* bias, const bf16* residual, Stream stream) {
         const Fp8Memory memory(weight, s, stream);
-        ops::matmul_forward<bf16>(out, pre_gelu, out_amax, inp, memory.in_fp8(inp_amax, nullptr, finds_amax), bias,
-                                  residual, s.N, s.IC, s.OC, stream);
+        ops::matmul_forward<bf16>({.out = {out, out_amax},
+                                   .pre_gelu = pre_gelu,
+                                   .inp = inp,
+                                   .weight = memory.in_fp8(inp_amax, nullptr, finds_amax),
+                                   .bias = bias,
+                                   .residual = residual},
+                                  s.N, s.IC, s.OC, stream);
         wait_for_device();
     };
     backend.call(op, r.out, options.gelu ? &r.pre_gelu : nullptr, out_amax, in.inp, inp_amax, in.weight,
@@ -116,9 +121,15 @@ Gradients<bf16> backward(const Backend& backend, const Inputs<bf16>& in, Options
     const auto op = [&](bf16* dinp, float* dinp_amax, float* dweight, float* dbias, const bf16* dout, float* dout_amax,
                         const bf16* inp, float* inp_amax, const bf16* weight, const bf16* pre_gelu, Stream stream) {
         const Fp8Memory memory(weight, s, stream);
-        ops::matmul_backward<bf16>(dinp, dinp_amax, dweight, dbias, dout, inp,
-                                   memory.in_fp8(inp_amax, dout_amax, finds_amax), pre_gelu, s.N, s.IC, s.OC,
-                                   options.accumulate, stream);
+        ops::matmul_backward<bf16>({.dinp = {dinp, dinp_amax},
+                                    .dweight = dweight,
+                                    .dbias = dbias,
+                                    .dout = dout,
+                                    .inp = inp,
+                                    .weight = memory.in_fp8(inp_amax, dout_amax, finds_amax),
+                                    .pre_gelu = pre_gelu,
+                                    .accumulate = options.accumulate},
+                                   s.N, s.IC, s.OC, stream);
         wait_for_device();
     };
     backend.call(op, r.dinp, dinp_amax, r.dweight, options.bias ? &r.dbias : nullptr, in.dout, dout_amax, in.inp,
@@ -182,11 +193,15 @@ void amax_of_layernorm(const Backend& backend, int N, int C) {
     const int64_t size = int64_t(N) * C;
     const auto inp = random_tensor<bf16>(size, 1), weight = random_tensor<bf16>(C, 2), bias = random_tensor<bf16>(C, 3);
     const auto dout = random_tensor<bf16>(size, 4), dresidual = random_tensor<bf16>(size, 5);
+    const auto with_amax = [](const auto& op) {
+        return [op](bf16* out, float* amax, auto... arguments) { op({out, amax}, arguments...); };
+    };
+    const auto forward = with_amax(ops::layernorm_forward<bf16>), backward = with_amax(ops::layernorm_backward<bf16>);
     backend.on_each_variant([&] {
         auto out = poisoned<bf16>(size), alone = poisoned<bf16>(size);
         auto mean = poisoned<float>(N), rstd = poisoned<float>(N), amax = filled<float>(1, 0.0f);
-        backend.call(ops::layernorm_forward<bf16>, alone, mean, rstd, nullptr, inp, weight, bias, N, C);
-        backend.call(ops::layernorm_forward<bf16>, out, mean, rstd, amax, inp, weight, bias, N, C);
+        backend.call(ops::layernorm_forward<bf16>, alone, mean, rstd, inp, weight, bias, N, C);
+        backend.call(forward, out, amax, mean, rstd, inp, weight, bias, N, C);
         CHECK(same_bits(out, alone));
         CHECK(amax[0] == largest(out));
 
@@ -194,14 +209,14 @@ void amax_of_layernorm(const Backend& backend, int N, int C) {
         alone = poisoned<bf16>(size);
         auto dweight = filled<float>(C, 0.0f), dbias = filled<float>(C, 0.0f), dbranch_bias = filled<float>(C, 0.0f);
         amax[0] = 0.0f;
-        backend.call(ops::layernorm_backward<bf16>, alone, dweight, dbias, dbranch_bias, nullptr, dout, inp, weight,
-                     mean, rstd, dresidual, N, C);
-        backend.call(ops::layernorm_backward<bf16>, dinp, dweight, dbias, dbranch_bias, amax, dout, inp, weight, mean,
-                     rstd, dresidual, N, C);
+        backend.call(ops::layernorm_backward<bf16>, alone, dweight, dbias, dbranch_bias, dout, inp, weight, mean, rstd,
+                     dresidual, N, C);
+        backend.call(backward, dinp, amax, dweight, dbias, dbranch_bias, dout, inp, weight, mean, rstd, dresidual, N,
+                     C);
         CHECK(same_bits(dinp, alone));
         CHECK(amax[0] == largest(dinp));
         amax[0] = 1000.0f;  // amax is never lowered
-        backend.call(ops::layernorm_forward<bf16>, out, mean, rstd, amax, inp, weight, bias, N, C);
+        backend.call(forward, out, amax, mean, rstd, inp, weight, bias, N, C);
         CHECK(amax[0] == 1000.0f);
     });
 }
@@ -213,10 +228,9 @@ void single_row(const Backend& backend, int IC, int OC) {
     auto amax = filled<float>(1, 0.0f);
     const auto op = [&](bf16* out, bf16* as_bf16, float* amax, const bf16* inp, const bf16* weight, Stream stream) {
         const Fp8Memory memory(weight, in.s, stream);
-        bf16* const none = nullptr;
-        ops::matmul_forward<bf16>(out, none, amax, inp, memory.in_fp8(nullptr, nullptr, false), none, none, 1, IC, OC,
-                                  stream);
-        ops::matmul_forward<bf16>(as_bf16, none, nullptr, inp, {weight, nullptr}, none, none, 1, IC, OC, stream);
+        const Weight<bf16> in_fp8 = memory.in_fp8(nullptr, nullptr, false);
+        ops::matmul_forward<bf16>({.out = {out, amax}, .inp = inp, .weight = in_fp8}, 1, IC, OC, stream);
+        ops::matmul_forward<bf16>({.out = as_bf16, .inp = inp, .weight = {weight, nullptr}}, 1, IC, OC, stream);
         wait_for_device();
     };
     backend.on_each_variant([&] {

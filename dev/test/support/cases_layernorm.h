@@ -33,7 +33,7 @@ Forward<floatX> forward(const Backend& backend, const Ops<floatX>& ops, const Te
                         const Tensor<floatX>& weight, const Tensor<floatX>& bias) {
     const int C = int(weight.size()), N = int(inp.size() / C);
     Forward<floatX> r{poisoned<floatX>(inp.size()), poisoned<float>(N), poisoned<float>(N)};
-    backend.call(ops.forward, r.out, r.mean, r.rstd, nullptr, inp, weight, bias, N, C);
+    backend.call(ops.forward, r.out, r.mean, r.rstd, inp, weight, bias, N, C);
     return r;
 }
 
@@ -112,8 +112,8 @@ Gradients<floatX> backward(const Backend& backend, const Ops<floatX>& ops, const
     const Tensor<floatX>* dresidual = where == Dresidual::none    ? nullptr
                                       : where == Dresidual::apart ? &in.dresidual
                                                                   : &g.dinp;
-    backend.call(ops.backward, g.dinp, g.dweight, g.dbias, with_branch_bias ? &g.dbranch_bias : nullptr, nullptr,
-                 in.dout, in.inp, in.weight, in.mean, in.rstd, dresidual, in.N, in.C);
+    backend.call(ops.backward, g.dinp, g.dweight, g.dbias, with_branch_bias ? &g.dbranch_bias : nullptr, in.dout,
+                 in.inp, in.weight, in.mean, in.rstd, dresidual, in.N, in.C);
     return g;
 }
 

@@ -73,7 +73,13 @@ Forward<floatX> forward(const Backend& backend, const Ops<floatX>& ops, const In
     const auto op = [&](floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
                         const floatX* residual, Stream stream) {
         const Packed<floatX> packed(ops, weight, s, options.packed);
-        ops.forward(out, pre_gelu, nullptr, inp, {weight, packed.copy.data}, bias, residual, s.N, s.IC, s.OC, stream);
+        ops.forward({.out = out,
+                     .pre_gelu = pre_gelu,
+                     .inp = inp,
+                     .weight = {weight, packed.copy.data},
+                     .bias = bias,
+                     .residual = residual},
+                    s.N, s.IC, s.OC, stream);
     };
     backend.call(op, r.out, options.gelu ? &r.pre_gelu : nullptr, in.inp, in.weight, options.bias ? &in.bias : nullptr,
                  options.residual ? &in.residual : nullptr);
@@ -101,8 +107,15 @@ Gradients<floatX> backward(const Backend& backend, const Ops<floatX>& ops, const
     const auto op = [&](floatX* dinp, float* dweight, float* dbias, const floatX* dout, const floatX* inp,
                         const floatX* weight, const floatX* pre_gelu, Stream stream) {
         const Packed<floatX> packed(ops, weight, s, options.packed);
-        ops.backward(dinp, nullptr, dweight, dbias, dout, inp, {weight, packed.copy.data}, pre_gelu, s.N, s.IC, s.OC,
-                     options.accumulate, stream);
+        ops.backward({.dinp = dinp,
+                      .dweight = dweight,
+                      .dbias = dbias,
+                      .dout = dout,
+                      .inp = inp,
+                      .weight = {weight, packed.copy.data},
+                      .pre_gelu = pre_gelu,
+                      .accumulate = options.accumulate},
+                     s.N, s.IC, s.OC, stream);
     };
     backend.call(op, r.dinp, r.dweight, options.bias ? &r.dbias : nullptr, in.dout, in.inp, in.weight,
                  options.gelu ? &in.pre_gelu : nullptr);
@@ -165,12 +178,16 @@ void gradients_one_by_one(const Backend& backend, const Ops<floatX>& ops, const 
     const auto of_input = [&](floatX* dinp, const floatX* dout, const floatX* weight, const floatX* pre_gelu,
                               Stream stream) {
         const Packed<floatX> packed(ops, weight, s, options.packed);
-        ops.backward(dinp, nullptr, nullptr, nullptr, dout, nullptr, {weight, packed.copy.data}, pre_gelu, s.N, s.IC,
-                     s.OC, options.accumulate, stream);
+        ops.backward({.dinp = dinp,
+                      .dout = dout,
+                      .weight = {weight, packed.copy.data},
+                      .pre_gelu = pre_gelu,
+                      .accumulate = options.accumulate},
+                     s.N, s.IC, s.OC, stream);
     };
     const auto of_parameters = [&](float* dweight, float* dbias, const floatX* dout, const floatX* inp, Stream stream) {
-        ops.backward(nullptr, nullptr, dweight, dbias, dout, inp, {nullptr, nullptr}, nullptr, s.N, s.IC, s.OC,
-                     options.accumulate, stream);
+        ops.backward({.dweight = dweight, .dbias = dbias, .dout = dout, .inp = inp, .accumulate = options.accumulate},
+                     s.N, s.IC, s.OC, stream);
     };
     backend.on_each_variant([&] {
         const auto both = backward(backend, ops, in, options);
@@ -184,9 +201,8 @@ void gradients_one_by_one(const Backend& backend, const Ops<floatX>& ops, const 
 
 inline void refuse_no_gradients() {
     float x = 0.0f;
-    const float* const none = nullptr;
     const auto backward = [&](float* dinp, float* dweight, float* dbias) {
-        ops::matmul_backward<float>(dinp, nullptr, dweight, dbias, &x, &x, {&x, nullptr}, none, 1, 8, 8, false,
+        ops::matmul_backward<float>({.dinp = dinp, .dweight = dweight, .dbias = dbias, .dout = &x, .inp = &x}, 1, 8, 8,
                                     nullptr);
     };
     CHECK_THROWS_WITH_AS(backward(nullptr, nullptr, nullptr), doctest::Contains("without dinp and without dweight"),

@@ -44,17 +44,20 @@ struct CpuModel {
                    int N) {
         const int C = config.C;
         out = floats(int64_t(N) * C), means = floats(N), rstds = floats(N);
-        cpu::layernorm_forward<float>(out.data(), means.data(), rstds.data(), nullptr, inp.data(), w(weight, l),
-                                      w(bias, l), N, C, nullptr);
+        cpu::layernorm_forward<float>(out.data(), means.data(), rstds.data(), inp.data(), w(weight, l), w(bias, l), N,
+                                      C, nullptr);
     }
 
     // out (N, OC) from inp (N, IC). With pre_gelu, out is its GELU.
     Floats matmul(const Floats& inp, Floats* pre_gelu, Param weight, const float* bias, int l, int N, int OC) {
         Floats out = floats(int64_t(N) * OC);
         if (pre_gelu) *pre_gelu = out;
-        cpu::matmul_forward<float>(out.data(), pre_gelu ? pre_gelu->data() : nullptr, nullptr, inp.data(),
-                                   {w(weight, l), nullptr}, bias, nullptr, N, int(int64_t(inp.size()) / N), OC,
-                                   nullptr);
+        cpu::matmul_forward<float>({.out = out.data(),
+                                    .pre_gelu = pre_gelu ? pre_gelu->data() : nullptr,
+                                    .inp = inp.data(),
+                                    .weight = {w(weight, l), nullptr},
+                                    .bias = bias},
+                                   N, int(int64_t(inp.size()) / N), OC, nullptr);
         return out;
     }
 
@@ -93,9 +96,15 @@ struct CpuModel {
                            int l, int N) {
         const int IC = int(int64_t(inp.size()) / N), OC = int(int64_t(dout.size()) / N);
         Floats dinp = floats(int64_t(N) * IC);
-        cpu::matmul_backward<float>(dinp.data(), nullptr, g(weight, l), dbias, dout.data(), inp.data(),
-                                    {w(weight, l), nullptr}, pre_gelu ? pre_gelu->data() : nullptr, N, IC, OC, true,
-                                    nullptr);
+        cpu::matmul_backward<float>({.dinp = dinp.data(),
+                                     .dweight = g(weight, l),
+                                     .dbias = dbias,
+                                     .dout = dout.data(),
+                                     .inp = inp.data(),
+                                     .weight = {w(weight, l), nullptr},
+                                     .pre_gelu = pre_gelu ? pre_gelu->data() : nullptr,
+                                     .accumulate = true},
+                                    N, IC, OC, nullptr);
         return dinp;
     }
 
@@ -103,7 +112,7 @@ struct CpuModel {
     Floats layernorm_backward(const Floats& dout, const Floats& dresidual, const Floats& inp, const Floats& means,
                               const Floats& rstds, Param weight, Param bias, int l, int N) {
         Floats dinp = floats(int64_t(N) * config.C);
-        cpu::layernorm_backward<float>(dinp.data(), g(weight, l), g(bias, l), nullptr, nullptr, dout.data(), inp.data(),
+        cpu::layernorm_backward<float>(dinp.data(), g(weight, l), g(bias, l), nullptr, dout.data(), inp.data(),
                                        w(weight, l), means.data(), rstds.data(), dresidual.data(), N, config.C,
                                        nullptr);
         return dinp;

@@ -36,7 +36,7 @@ TEST_CASE_TEMPLATE("the operations stay within the scratch that was planned", fl
         CHECK_NOTHROW(cpu::attention_forward(out.data(), statistics.data(), x.data(), B, T, NH, HS, nullptr));
         CHECK_NOTHROW(cpu::attention_backward(dx.data(), out.data(), out.data(), statistics.data(), x.data(), B, T, NH,
                                               HS, nullptr));
-        CHECK_NOTHROW(cpu::layernorm_backward(out.data(), gradients.data(), gradients.data(), gradients.data(), nullptr,
+        CHECK_NOTHROW(cpu::layernorm_backward({out.data()}, gradients.data(), gradients.data(), gradients.data(),
                                               x.data(), x.data(), x.data(), statistics.data(), statistics.data(),
                                               x.data(), N, C, nullptr));
         CHECK_NOTHROW(cpu::cross_entropy(logits.data(), statistics.data(), targets.data(), N, V, Vp, 1.0f, nullptr));

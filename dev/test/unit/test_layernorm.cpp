@@ -38,6 +38,6 @@ TEST_CASE_TEMPLATE("a NaN reaches its row, and its column of the parameters' gra
 
 TEST_CASE("LayerNorm of no channels is refused") {
     float x = 0.0f;
-    CHECK_THROWS_WITH_AS(cpu::layernorm_forward(&x, &x, &x, nullptr, &x, &x, &x, 1, 0, nullptr),
+    CHECK_THROWS_WITH_AS(cpu::layernorm_forward({&x}, &x, &x, &x, &x, &x, 1, 0, nullptr),
                          doctest::Contains("layernorm_forward of 1 rows of 0"), Error);
 }

@@ -131,9 +131,10 @@ TEST_CASE_TEMPLATE("NaN and infinity reach exactly the outputs that depend on th
 TEST_CASE("matmuls of sizes below 1, and a backward pass without gradients, are refused") {
     const Inputs<float> in({1, 1, 1});
     float out = 0.0f;
-    CHECK_THROWS_WITH_AS(cpu::matmul_forward<float>(&out, nullptr, nullptr, in.inp.data(), {in.weight.data(), nullptr},
-                                                    nullptr, nullptr, 0, 1, 1, nullptr),
-                         doctest::Contains("a matmul of (0, 1) and (1, 1): every size must be at least 1"), Error);
+    const Weight<float> weight = {in.weight.data(), nullptr};
+    CHECK_THROWS_WITH_AS(
+        cpu::matmul_forward<float>({.out = &out, .inp = in.inp.data(), .weight = weight}, 0, 1, 1, nullptr),
+        doctest::Contains("a matmul of (0, 1) and (1, 1): every size must be at least 1"), Error);
     refuse_no_gradients();
 }
 
