@@ -35,7 +35,7 @@ void fuzz(std::string_view input) {
     exit_code_of([&] {
         const auto value = std::next(valid.begin(), uint8_t(input[0]) % (valid.size() + 1));
         json state = valid;
-        (value == valid.end() ? state : state[value.key()]) = parse_json(text, "trainer.json");
+        (value == valid.end() ? state : state[value.key()]) = json::parse(json_text(parse_json(text, "trainer.json")));
         if (state.is_object()) write_state(dir, state);
     });
     exit_code_of([&] { verify_checkpoint(dir); });  // reads the list of files
@@ -43,7 +43,7 @@ void fuzz(std::string_view input) {
     require(0 <= state.step && 0 <= state.position && 0 <= state.tokens);
     require(-1 <= state.val_step && state.val_step <= state.step);
     require(-1 <= state.best_step && state.best_step <= state.step);
-    require(parse_json(state.options, "options").is_object());
+    require(parse_json(state.options, "options").type == Json::object);
     parse_json(state.data, "data");
     best_checkpoint(output);
 }

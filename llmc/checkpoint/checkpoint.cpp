@@ -1,6 +1,5 @@
 #include "checkpoint/checkpoint.h"
 
-#include <nlohmann/json.hpp>
 #include <unistd.h>
 #include <xxhash.h>
 
@@ -15,8 +14,6 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "checkpoint/safetensors.h"
-
-using nlohmann::json;
 
 constexpr int format_version = 1;
 constexpr int64_t max_state_bytes = 16 << 20;      // the largest trainer.json that is read
@@ -92,28 +89,30 @@ int64_t checkpoint_bytes(const ParamLayout& layout, const CheckpointFormat& form
 }
 
 // The checksum in trainer.json is that of the file's other values.
-static std::string checksum_of_state(json state) {
+static std::string checksum_of_state(Json state) {
     state.erase("xxh3_64");
     const std::string text = json_text(state);
     return hex(XXH3_64bits(text.data(), text.size()));
 }
 
 static std::string state_json(const TrainerState& state, const std::map<std::string, FileSum>& files) {
-    json out = {{"format", format_version},
-                {"step", state.step},
-                {"position", state.position},
-                {"tokens", state.tokens},
-                {"seed", state.seed},
-                {"val_loss", state.val_loss},
-                {"val_step", state.val_step},
-                {"best_loss", state.best_loss},
+    Json list;
+    for (const auto& [name, sum] : files) list[name] = {{"size", sum.size}, {"xxh3_64", hex(sum.xxh3)}};
+    Json out = {{"best_loss", state.best_loss},
                 {"best_step", state.best_step},
-                {"options", parse_json(state.options, "the run's options")},
                 {"data", parse_json(state.data, "the data's description")},
-                {"health", parse_json(state.health, "the run's health")}};
-    for (const auto& [name, sum] : files) out["files"][name] = {{"size", sum.size}, {"xxh3_64", hex(sum.xxh3)}};
+                {"files", list},
+                {"format", format_version},
+                {"health", parse_json(state.health, "the run's health")},
+                {"options", parse_json(state.options, "the run's options")},
+                {"position", state.position},
+                {"seed", state.seed},
+                {"step", state.step},
+                {"tokens", state.tokens},
+                {"val_loss", state.val_loss},
+                {"val_step", state.val_step}};
     out["xxh3_64"] = checksum_of_state(out);
-    return out.dump(2) + "\n";
+    return json_file(out);
 }
 
 // Writes and syncs all files of the checkpoint into dir.
@@ -222,15 +221,15 @@ std::string save_checkpoint(const SaveOptions& options, const ParamLayout& layou
 }
 
 // Reads trainer.json and verifies its own checksum.
-static json read_state_json(const std::string& dir) {
+static Json read_state_json(const std::string& dir) {
     const std::string path = dir + "/trainer.json";
     check_directory(dir);
     if (!path_exists(path))
         fail(EXIT_NO_INPUT, "%s: is not a checkpoint of a run: it has no trainer.json%s", dir.c_str(),
              path_exists(dir + "/config.json") ? "; give it with --init to start from its weights" : "");
-    const json state = read_json_object(path, max_state_bytes);
-    if (state.value("xxh3_64", json()) != checksum_of_state(state)) bad_state(path, "its checksum does not match");
-    const json version = state.value("format", json());
+    const Json state = read_json_object(path, max_state_bytes);
+    if (state["xxh3_64"] != checksum_of_state(state)) bad_state(path, "its checksum does not match");
+    const Json& version = state["format"];
     if (version != format_version)
         fail(EXIT_BAD_DATA, "%s: has format %s, but this program reads format %d", path.c_str(),
              printable(json_text(version)).c_str(), format_version);
@@ -238,13 +237,14 @@ static json read_state_json(const std::string& dir) {
 }
 
 // Verifies one file against `files`, the list in trainer.json.
-static void verify_file(const std::string& dir, const std::string& name, const json& files,
+static void verify_file(const std::string& dir, const std::string& name, const Json& files,
                         const VerifyProgress& progress) {
     const std::string file = dir + "/" + name;
-    const json sum = files.value(name, json());
-    if (!is_file_name(name) || !sum.is_object()) bad_state(dir + "/trainer.json", "its list of files cannot be read");
+    const Json& sum = files[name];
+    if (!is_file_name(name) || sum.type != Json::object)
+        bad_state(dir + "/trainer.json", "its list of files cannot be read");
     if (!path_exists(file)) bad_state(file, "is missing");
-    const json size = sum.value("size", json()), hash = sum.value("xxh3_64", json());
+    const Json &size = sum["size"], &hash = sum["xxh3_64"];
     // Compared first, because the checksum of a file that has grown may take hours.
     if (const int64_t bytes = InputFile(file).size; size != bytes)
         bad_state(file, format("has %s bytes, not %s", with_commas(bytes).c_str(), json_text(size).c_str()));
@@ -252,18 +252,18 @@ static void verify_file(const std::string& dir, const std::string& name, const j
 }
 
 // Returns the list of files in trainer.json.
-static json read_file_list(const std::string& dir) {
+static Json read_file_list(const std::string& dir) {
     const std::string path = dir + "/trainer.json";
-    const json files = read_state_json(dir).value("files", json());
-    if (!files.is_object()) bad_state(path, "it has no list of files");
+    const Json files = read_state_json(dir)["files"];
+    if (files.type != Json::object) bad_state(path, "it has no list of files");
     for (const char* name : {"config.json", "model.safetensors", "optimizer.safetensors"})
         if (!files.contains(name)) bad_state(path, format("its list of files lacks %s", name));
     return files;
 }
 
 void verify_checkpoint(const std::string& dir, const VerifyProgress& progress) {
-    const json files = read_file_list(dir);
-    for (const auto& [name, sum] : files.items()) verify_file(dir, name, files, progress);
+    const Json files = read_file_list(dir);
+    for (const auto& [name, sum] : files.members) verify_file(dir, name, files, progress);
 }
 
 // ---- finding
@@ -323,7 +323,7 @@ FoundCheckpoint find_model(const std::string& given, const VerifyProgress& progr
            path.c_str(), checkpoints.begin()->second.c_str());
     if (!checkpoints.empty()) return find_latest(path, progress);
     if (path_exists(path + "/trainer.json")) {
-        const json files = read_file_list(path);
+        const Json files = read_file_list(path);
         for (const char* name : {"config.json", "model.safetensors"}) verify_file(path, name, files, progress);
     }
     if (path_exists(path + "/config.json") || path_exists(path + "/adapter_config.json")) return {path, {}};
@@ -337,12 +337,16 @@ FoundCheckpoint find_model(const std::string& given, const VerifyProgress& progr
 
 TrainerState read_trainer_state(const std::string& dir) {
     const std::string path = dir + "/trainer.json";
-    const json state = read_state_json(dir);
+    const Json state = read_state_json(dir);
     const auto count = [&](const char* name, uint64_t max) {
-        const uint64_t value = state.at(name).get_ref<const json::number_unsigned_t&>();
+        const uint64_t value = state.at(name).get<uint64_t>();
         if (value > max)
             bad_state(path, format("%s is %llu, which is impossible", name, static_cast<unsigned long long>(value)));
         return int64_t(value);
+    };
+    const auto object = [&](const char* name) {
+        if (state.at(name).type != Json::object) throw JsonError("is no object");
+        return json_text(state.at(name));
     };
     try {
         TrainerState out;
@@ -350,25 +354,25 @@ TrainerState read_trainer_state(const std::string& dir) {
         out.position = count("position", max_count);
         out.tokens = count("tokens", max_count);
         out.seed = count("seed", std::numeric_limits<uint64_t>::max());
-        out.val_loss = state.at("val_loss").is_null() ? NAN : state.at("val_loss").get<double>();
+        out.val_loss = state.at("val_loss").type == Json::null ? NAN : state.at("val_loss").get<double>();
         if (state.contains("val_step") && state["val_step"] != -1) out.val_step = count("val_step", uint64_t(out.step));
         if (state.contains("best_step") && state["best_step"] != -1) {
             out.best_step = count("best_step", uint64_t(out.step));
-            out.best_loss = state.at("best_loss").is_null() ? INFINITY : state.at("best_loss").get<double>();
+            out.best_loss = state.at("best_loss").type == Json::null ? INFINITY : state.at("best_loss").get<double>();
         }
-        out.options = json_text(json(state.at("options").get_ref<const json::object_t&>()));  // throws if not an object
+        out.options = object("options");
         out.data = json_text(state.at("data"));
-        if (state.contains("health")) out.health = json_text(json(state["health"].get_ref<const json::object_t&>()));
+        if (state.contains("health")) out.health = object("health");
         return out;
-    } catch (const json::exception&) {
+    } catch (const JsonError&) {
         bad_state(path, "a value is missing or of the wrong type");
     }
 }
 
-static std::pair<json, json> validation_of(const TrainerState& state) {
-    const json data = parse_json(state.data, "the data in trainer.json"),
+static std::pair<Json, Json> validation_of(const TrainerState& state) {
+    const Json data = parse_json(state.data, "the data in trainer.json"),
                options = parse_json(state.options, "the options in trainer.json");
-    return {data.is_object() ? data.value("val", json()) : json(), options.value("val-tokens", json())};
+    return {data["val"], options["val-tokens"]};
 }
 
 bool same_validation(const TrainerState& a, const TrainerState& b) { return validation_of(a) == validation_of(b); }

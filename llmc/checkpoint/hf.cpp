@@ -1,7 +1,5 @@
 #include "checkpoint/hf.h"
 
-#include <nlohmann/json.hpp>
-
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -14,8 +12,7 @@
 #include "base/json.h"
 #include "base/random.h"
 
-using nlohmann::json;
-
+constexpr int64_t MAX_INTEGER = std::numeric_limits<int>::max();
 constexpr uint64_t NEW_TOKENS_STREAM = uint64_t(0x3e3b) << 48;  // with the token's id (base/random.h)
 
 // ---- config.json
@@ -23,12 +20,12 @@ constexpr uint64_t NEW_TOKENS_STREAM = uint64_t(0x3e3b) << 48;  // with the toke
 namespace {
 // A JSON object read with defaults: a key that is absent or null takes its default.
 struct ConfigReader {
-    const json& object;
+    const Json& object;
     const std::string& path;
 
-    const json* find(const char* key) const {
-        const auto found = object.find(key);
-        return found == object.end() || found->is_null() ? nullptr : &*found;
+    const Json* find(const char* key) const {
+        const Json* found = object.find(key);
+        return !found || found->type == Json::null ? nullptr : found;
     }
     [[noreturn]] void wrong(const char* key, const char* wanted) const {
         fail(EXIT_BAD_DATA, "%s: \"%s\" is %s, but must be %s", path.c_str(), key,
@@ -36,18 +33,17 @@ struct ConfigReader {
     }
     // Looks up the key, or the alias that transformers accepts for it.
     int integer(const char* key, const char* alias, int fallback) const {
-        const json *own = find(key), *other = alias ? find(alias) : nullptr;
+        const Json *own = find(key), *other = alias ? find(alias) : nullptr;
         if (own && other && *own != *other)
             fail(EXIT_BAD_DATA, "%s: \"%s\" and \"%s\" have the same meaning, but differ", path.c_str(), key, alias);
         if (!own && !other) return fallback;
-        const json& value = own ? *own : *other;
-        if (!value.is_number_integer() || value < 0 || value > std::numeric_limits<int>::max())
-            wrong(own ? key : alias, "an integer from 0 to 2147483647");
+        const Json& value = own ? *own : *other;
+        if (!value.is_index(MAX_INTEGER + 1)) wrong(own ? key : alias, "an integer from 0 to 2147483647");
         return value.get<int>();
     }
     bool boolean(const char* key, bool fallback) const {
-        const json* value = find(key);
-        if (value && !value->is_boolean()) wrong(key, "true or false");
+        const Json* value = find(key);
+        if (value && value->type != Json::boolean) wrong(key, "true or false");
         return value ? value->get<bool>() : fallback;
     }
     // Refuses any value other than the one this program implements.
@@ -59,14 +55,14 @@ struct ConfigReader {
 
 // Refuses models that differ from this program's GPT-2 in more than their sizes.
 static void check_supported(const ConfigReader& config, int C) {
-    const json* type = config.find("model_type");
+    const Json* type = config.find("model_type");
     if (type && *type != "gpt2") config.wrong("model_type", "\"gpt2\": no other architecture is supported");
-    const json* activation = config.find("activation_function");
+    const Json* activation = config.find("activation_function");
     // Three names of the same function, 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))).
     if (activation && *activation != "gelu_new" && *activation != "gelu_pytorch_tanh" && *activation != "gelu_fast")
         config.wrong("activation_function", "\"gelu_new\", the tanh form of GELU");
-    const json* epsilon = config.find("layer_norm_epsilon");
-    if (epsilon && !(epsilon->is_number() && std::fabs(epsilon->get<double>() - 1e-5) < 1e-9))
+    const Json* epsilon = config.find("layer_norm_epsilon");
+    if (epsilon && !(epsilon->type == Json::number && std::fabs(epsilon->get<double>() - 1e-5) < 1e-9))
         config.wrong("layer_norm_epsilon", "1e-05, which is built into the kernels");
     if (const int inner = config.integer("n_inner", nullptr, 0); config.find("n_inner") && inner != int64_t(4) * C)
         config.wrong("n_inner", format("null or 4 x %d channels", C).c_str());
@@ -78,17 +74,19 @@ static void check_supported(const ConfigReader& config, int C) {
 
 // Returns the ids of a key, a number or a list. null and the negative ids of some programs mean none.
 static std::vector<int> read_ids(const ConfigReader& reader, const char* key) {
-    const json* value = reader.find(key);
+    const Json* value = reader.find(key);
     std::vector<int> ids;
-    for (const json& id : !value ? json::array() : value->is_array() ? *value : json::array({*value})) {
-        if (!id.is_number_integer()) reader.wrong(key, "an integer or a list of integers");
-        if (id >= 0 && id <= std::numeric_limits<int>::max()) ids.push_back(id.get<int>());
+    for (const Json& id : !value                       ? std::vector<Json>()
+                          : value->type == Json::array ? value->items
+                                                       : std::vector{*value}) {
+        if (!id.integer()) reader.wrong(key, "an integer or a list of integers");
+        if (id.is_index(MAX_INTEGER + 1)) ids.push_back(id.get<int>());
     }
     return ids;
 }
 
 HFConfig parse_hf_config(const std::string& text, const std::string& path) {
-    const json object = parse_python_object(text, path);
+    const Json object = parse_python_object(text, path);
     const ConfigReader reader{object, path};
     HFConfig config;
     GPT2Config& model = config.model;
@@ -115,20 +113,19 @@ HFConfig parse_hf_config(const std::string& text, const std::string& path) {
 }
 
 void set_tokens(HFConfig& config, int eos, int bos, int pad) {
-    const auto id = [](int token) { return token < 0 ? "null" : std::to_string(token); };
+    const auto id = [](int token) { return token < 0 ? Json() : Json(token); };
     config.eos.assign(eos < 0 ? 0 : 1, eos);
     config.bos = bos < 0 ? eos : bos, config.pad = pad;
     for (std::string* text : {&config.text, &config.generation}) {
         if (text->empty()) continue;
-        *text = with_members(
-            *text,
-            {{"eos_token_id", id(eos)}, {"bos_token_id", id(config.bos)}, {"pad_token_id", pad < 0 ? "" : id(pad)}});
+        *text = with_members(*text, {{"eos_token_id", id(eos)}, {"bos_token_id", id(config.bos)}});
+        *text = pad < 0 ? with_members(*text, {}, {"pad_token_id"}) : with_members(*text, {{"pad_token_id", pad}});
     }
 }
 
 // Dropouts are 0, as in this program's training, so that training elsewhere continues the same model.
 HFConfig new_hf_config(const GPT2Config& model) {
-    const json object = {{"n_inner", nullptr},
+    const Json object = {{"n_inner", nullptr},
                          {"activation_function", "gelu_new"},
                          {"layer_norm_epsilon", 1e-05},
                          {"initializer_range", 0.02},
@@ -146,23 +143,20 @@ HFConfig new_hf_config(const GPT2Config& model) {
 
 std::string hf_config_json(const HFConfig& config, const std::string& torch_dtype) {
     const GPT2Config& model = config.model;
-    const auto number = [](int value) { return std::to_string(value); };
-    return with_members(config.text, {{"architectures", "[\n    \"GPT2LMHeadModel\"\n  ]"},
-                                      {"model_type", "\"gpt2\""},
-                                      {"vocab_size", number(model.V)},
-                                      {"n_positions", number(model.max_T)},
-                                      {"n_ctx", number(model.max_T)},
-                                      {"n_embd", number(model.C)},
-                                      {"n_layer", number(model.L)},
-                                      {"n_head", number(model.NH)},
-                                      {"tie_word_embeddings", "true"},
-                                      {"torch_dtype", json_quoted(torch_dtype)},
-                                      // What is true only of the files that it was read from; "dtype" is the newer name
-                                      // of "torch_dtype".
-                                      {"dtype", ""},
-                                      {"transformers_version", ""},
-                                      {"quantization_config", ""},
-                                      {"auto_map", ""}});
+    return with_members(config.text,
+                        {{"architectures", std::vector<Json>{"GPT2LMHeadModel"}},
+                         {"model_type", "gpt2"},
+                         {"vocab_size", model.V},
+                         {"n_positions", model.max_T},
+                         {"n_ctx", model.max_T},
+                         {"n_embd", model.C},
+                         {"n_layer", model.L},
+                         {"n_head", model.NH},
+                         {"tie_word_embeddings", true},
+                         {"torch_dtype", torch_dtype}},
+                        // What is true only of the files that it was read from; "dtype" is the newer name of
+                        // "torch_dtype".
+                        {"dtype", "transformers_version", "quantization_config", "auto_map"});
 }
 
 // ---- tensors
@@ -396,7 +390,7 @@ HFConfig read_hf_config(const std::string& dir) {
     HFConfig config = parse_hf_config(read_file(path, max_bytes), path);
     if (!path_exists(generation)) return config;
     config.generation = read_file(generation, max_bytes);
-    const json object = parse_python_object(config.generation, generation);
+    const Json object = parse_python_object(config.generation, generation);
     for (const int id : read_ids({object, generation}, "eos_token_id")) config.eos.push_back(id);
     return config;
 }

@@ -1,7 +1,5 @@
 #include "checkpoint/safetensors.h"
 
-#include <nlohmann/json.hpp>
-
 #include <algorithm>
 #include <bit>
 #include <optional>
@@ -10,8 +8,6 @@
 #include "base/content.h"
 #include "base/dtype.h"
 #include "base/json.h"
-
-using nlohmann::json;
 
 static_assert(std::endian::native == std::endian::little, "the format is little-endian and read in place");
 
@@ -52,40 +48,44 @@ static std::optional<int64_t> shape_bytes(const TensorInfo& tensor) {
 }
 
 // Reads a list of whole numbers that are not negative.
-static std::vector<int64_t> read_numbers(const json& list) {
+static std::vector<int64_t> read_numbers(const Json& list) {
     std::vector<int64_t> numbers;
-    for (const json& number : list.get_ref<const json::array_t&>())
-        numbers.push_back(int64_t(number.get_ref<const json::number_unsigned_t&>()));
+    for (const uint64_t number : list.list<uint64_t>()) numbers.push_back(int64_t(number));
     return numbers;
 }
 
-static TensorInfo read_tensor_info(const std::string& name, const json& entry, const std::string& path) {
+static TensorInfo read_tensor_info(const std::string& name, const Json& entry, const std::string& path) {
     const std::string place = path + ": its header, tensor \"" + printable(name) + "\"";
     try {
         const std::vector<int64_t> range = read_numbers(entry.at("data_offsets"));
         if (range.size() != 2) fail(EXIT_BAD_DATA, "%s: data_offsets must be [begin, end]", place.c_str());
         return {name, entry.at("dtype").get<std::string>(), read_numbers(entry.at("shape")), range[0], range[1]};
-    } catch (const json::exception&) {
+    } catch (const JsonError&) {
         fail(EXIT_BAD_DATA, "%s: dtype, shape or data_offsets is missing or of the wrong type", place.c_str());
     }
 }
 
-static Metadata read_metadata(const json& entry, const std::string& path) {
+static Metadata read_metadata(const Json& entry, const std::string& path) {
     try {
-        return entry.is_null() ? Metadata() : entry.get<Metadata>();
-    } catch (const json::exception&) {
+        Metadata metadata;
+        if (entry.type != Json::null && entry.type != Json::object) throw JsonError("is no object");
+        for (const auto& [key, value] : entry.members) metadata[key] = value.get<std::string>();
+        return metadata;
+    } catch (const JsonError&) {
         fail(EXIT_BAD_DATA, "%s: its header: __metadata__ must be an object of strings", path.c_str());
     }
 }
 
 // Checks that each tensor has a known dtype and the byte count of its shape, and that all together tile the data.
-static void check_tensors(std::vector<TensorInfo>& tensors, const std::string& path, int64_t data_bytes) {
+static void check_tensors(const Safetensors& file, int64_t data_bytes) {
+    std::vector<TensorInfo> tensors;
+    for (const auto& [name, tensor] : file.tensors) tensors.push_back(tensor);
     std::sort(tensors.begin(), tensors.end(), [](const TensorInfo& a, const TensorInfo& b) {
         return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
     });
     int64_t at = 0;
     for (const TensorInfo& t : tensors) {
-        const std::string place = path + ": tensor \"" + printable(t.name) + "\"";
+        const std::string place = file.path + ": tensor \"" + printable(t.name) + "\"";
         if (dtype_bits(t.dtype) == 0)
             fail(EXIT_BAD_DATA, "%s has the unknown dtype \"%s\"", place.c_str(), printable(t.dtype).c_str());
         if (t.begin != at || t.end < t.begin)
@@ -99,7 +99,7 @@ static void check_tensors(std::vector<TensorInfo>& tensors, const std::string& p
     }
     if (at != data_bytes)
         fail(EXIT_BAD_DATA, "%s: its header describes %s bytes of data, the file has %s; it is damaged or incomplete",
-             path.c_str(), with_commas(at).c_str(), with_commas(data_bytes).c_str());
+             file.path.c_str(), with_commas(at).c_str(), with_commas(data_bytes).c_str());
 }
 
 // Refuses a file of another format by its name. A pickle, or the zip archive of one, is a PyTorch file that was
@@ -129,30 +129,28 @@ Safetensors open_safetensors(const std::string& path) {
     }
     std::string header(header_bytes, '\0');
     file.read_at(header.data(), 8, int64_t(header_bytes));
-    std::vector<TensorInfo> tensors;
-    const json entries = parse_json_object(header, path + ": its header");
-    for (const auto& [name, entry] : entries.items()) {
+    const Json entries = parse_json_object(header, path + ": its header");
+    for (const auto& [name, entry] : entries.members) {
         if (name == "__metadata__")
             out.metadata = read_metadata(entry, path);
         else
-            tensors.push_back(read_tensor_info(name, entry, path));
+            out.tensors[name] = read_tensor_info(name, entry, path);
     }
     out.data_begin.push_back(8 + int64_t(header_bytes));
-    check_tensors(tensors, path, file.size - out.data_begin[0]);
-    for (const TensorInfo& tensor : tensors) out.tensors[tensor.name] = tensor;
+    check_tensors(out, file.size - out.data_begin[0]);
     return out;
 }
 
 Safetensors open_safetensors_index(const std::string& path) {
     constexpr size_t max_files = 512;  // all files are open at the same time
-    const json index = read_json_object(path, max_header_bytes);
-    const auto map = index.find("weight_map");
-    if (map == index.end() || !map->is_object())
+    const Json index = read_json_object(path, max_header_bytes);
+    if (index["weight_map"].type != Json::object)
         fail(EXIT_BAD_DATA, "%s: has no weight_map, an object of tensor and file names", path.c_str());
+    std::map<std::string, std::string> map;
     std::set<std::string> names;
-    for (const json& file : *map) {
-        if (!file.is_string()) fail(EXIT_BAD_DATA, "%s: weight_map must hold only strings", path.c_str());
-        names.insert(file.get<std::string>());
+    for (const auto& [tensor, file] : index["weight_map"].members) {
+        if (file.type != Json::string) fail(EXIT_BAD_DATA, "%s: weight_map must hold only strings", path.c_str());
+        names.insert(map[tensor] = file.text);
     }
     if (names.size() > max_files) fail(EXIT_BAD_DATA, "%s: names more than %zu files", path.c_str(), max_files);
     Safetensors out;
@@ -164,15 +162,16 @@ Safetensors open_safetensors_index(const std::string& path) {
         Safetensors opened = open_safetensors(parent_directory(path) + "/" + name);
         for (auto& [tensor_name, tensor] : opened.tensors) {
             tensor.file = int(out.files.size());
-            if (map->value(tensor_name, json()) == name) out.tensors[tensor_name] = tensor;
+            if (const auto listed = map.find(tensor_name); listed != map.end() && listed->second == name)
+                out.tensors[tensor_name] = tensor;
         }
         out.files.push_back(std::move(opened.files[0]));
         out.data_begin.push_back(opened.data_begin[0]);
     }
-    for (const auto& [name, file] : map->items())
+    for (const auto& [name, file] : map)
         if (!out.find(name))
             fail(EXIT_BAD_DATA, "%s: tensor \"%s\" is listed in weight_map for %s, which does not contain it",
-                 path.c_str(), printable(name).c_str(), printable(file.get<std::string>()).c_str());
+                 path.c_str(), printable(name).c_str(), printable(file).c_str());
     return out;
 }
 
@@ -219,7 +218,7 @@ static std::string make_header(std::vector<TensorInfo>& tensors, const Metadata&
         INVARIANT(t.dtype == "F32" || t.dtype == "BF16", "%s: a tensor of dtype %s is written", t.name.c_str(),
                   t.dtype.c_str());
         t.begin = at, t.end = at += *shape_bytes(t);
-        const std::string shape = json_text(json(t.shape));
+        const std::string shape = json_text(t.shape);
         text += format(R"(,"%s":{"dtype":"%s","shape":%s,"data_offsets":[%lld,%lld]})", t.name.c_str(), t.dtype.c_str(),
                        shape.c_str(), static_cast<long long>(t.begin), static_cast<long long>(t.end));
     }

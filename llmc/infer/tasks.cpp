@@ -5,7 +5,6 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "base/common.h"
@@ -13,8 +12,6 @@
 #include "base/json.h"
 #include "base/print.h"
 #include "text/text_reader.h"
-
-using nlohmann::json;
 
 static constexpr int32_t EVAL_MAGIC = 20240522;
 
@@ -35,14 +32,14 @@ static void check(bool fine, const std::string& where, const std::string& what) 
     if (!fine) fail(EXIT_BAD_DATA, "%s: %s", where.c_str(), what.c_str());
 }
 
-static std::vector<std::string> texts_of(const json& row, const char* key, const char* list, const std::string& where) {
-    const json& value = row[key];
+static std::vector<std::string> texts_of(const Json& row, const char* key, const char* list, const std::string& where) {
+    const Json& value = row[key];
     const bool may_be_text = std::string_view(key) != list;
-    if (value.is_string() && may_be_text) return {value.get<std::string>()};
-    const bool is_list = value.is_array() && value.size() >= 2;
-    check(is_list && std::all_of(value.begin(), value.end(), [](const json& text) { return text.is_string(); }), where,
+    if (value.type == Json::string && may_be_text) return {value.text};
+    const auto is_text = [](const Json& item) { return item.type == Json::string; };
+    check(value.items.size() >= 2 && std::ranges::all_of(value.items, is_text), where,
           format("\"%s\" must be %sa list of two texts or more", key, may_be_text ? "a text, or " : ""));
-    return value.get<std::vector<std::string>>();
+    return value.list<std::string>();
 }
 
 template <class Tokens>
@@ -106,7 +103,7 @@ static void find_differing(std::vector<Sequence>& choices, bool common_end) {
     }
 }
 
-static TaskRow read_row(const json& row, Encoder& encoder, const std::string& where) {
+static TaskRow read_row(const Json& row, Encoder& encoder, const std::string& where) {
     const Shape* shape = std::find_if(std::begin(shapes), std::end(shapes), [&](const Shape& s) {
         return row.contains(s.contexts) && row.contains(s.continuations);
     });
@@ -116,13 +113,12 @@ static TaskRow read_row(const json& row, Encoder& encoder, const std::string& wh
     const auto contexts = texts_of(row, shape->contexts, shape->list, where),
                continuations = texts_of(row, shape->continuations, shape->list, where);
     check(contexts.size() == 1 || continuations.size() == 1, where, "has lists of contexts and of continuations");
-    const json delimiter = row.value("delimiter", json(" ")), gold = row.value(shape->gold, json());
-    check(delimiter.is_string(), where, "\"delimiter\" must be a text");
+    const Json delimiter = row.contains("delimiter") ? row["delimiter"] : " ", &gold = row[shape->gold];
+    check(delimiter.type == Json::string, where, "\"delimiter\" must be a text");
     TaskRow out;
     for (size_t i = 0; i < std::max(contexts.size(), continuations.size()); i++) {
         const std::string& continuation = continuations[i % continuations.size()];
-        out.choices.push_back(
-            make_sequence(encoder, contexts[i % contexts.size()], delimiter.get<std::string>() + continuation));
+        out.choices.push_back(make_sequence(encoder, contexts[i % contexts.size()], delimiter.text + continuation));
         Sequence& s = out.choices.back();
         s.bytes = int64_t(continuation.size());
         check(s.tokens.size() > 1, where, "a context and its continuation have no tokens");
@@ -130,8 +126,9 @@ static TaskRow read_row(const json& row, Encoder& encoder, const std::string& wh
     const size_t choices = out.choices.size();
     if (choices == 1) return out;
     // On the Hub, HellaSwag's label is a text, "1".
-    const json number = gold.is_string() ? json::parse(gold.get<std::string>(), nullptr, false) : gold;
-    check(number.is_number_integer() && number >= 0 && number < choices, where,
+    Json number = gold;
+    if (gold.type == Json::string) number.type = Json::number;
+    check(number.is_index(int64_t(choices)), where,
           format("\"%s\" is %s, and must be the number of a choice, 0 to %zu", shape->gold,
                  row.contains(shape->gold) ? printable(json_text(gold)).c_str() : "missing", choices - 1));
     out.gold = number.get<int>();
@@ -198,7 +195,7 @@ static std::vector<TaskRow> read_rows(const std::string& path, Encoder& encoder)
     std::vector<TaskRow> rows;
     std::string keys = "delimiter";
     for (const Shape& s : shapes) keys += format("\n%s\n%s\n%s", s.contexts, s.continuations, s.gold);
-    for_each_row(path, keys, [&](const json& row, const std::string& where) {
+    for_each_row(path, keys, [&](const Json& row, const std::string& where) {
         rows.push_back(read_row(row, encoder, where));
         check((rows.back().choices.size() > 1) == (rows[0].choices.size() > 1), where,
               "has one continuation, or choices, unlike the rows before it; give two files");
@@ -312,12 +309,13 @@ std::string rows_json(const Task& task, const std::vector<Score>& scores) {
     const Score* own = scores.data();
     for (size_t i = 0; i < task.rows.size(); i++) {
         const TaskRow& row = task.rows[i];
-        json line = {{"task", task.name}, {"row", i}};
+        std::vector<Json> logprobs, tokens, greedy;
         for (size_t k = 0; k < row.choices.size(); k++) {
-            line["logprobs"].push_back(own[k].logprob);
-            line["tokens"].push_back(int64_t(row.choices[k].tokens.size()) - row.choices[k].scored);
-            line["greedy"].push_back(own[k].greedy == 1.0);
+            logprobs.push_back(own[k].logprob);
+            tokens.push_back(int64_t(row.choices[k].tokens.size()) - row.choices[k].scored);
+            greedy.push_back(own[k].greedy == 1.0);
         }
+        Json line = {{"task", task.name}, {"row", i}, {"logprobs", logprobs}, {"tokens", tokens}, {"greedy", greedy}};
         if (task.has_choices()) line["prediction"] = best_choice(row, own, by_sum), line["gold"] = row.gold;
         out += json_text(line) + "\n";
         own += row.choices.size();

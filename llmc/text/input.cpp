@@ -14,7 +14,6 @@
 #include <cstring>
 #include <filesystem>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <utility>
 
@@ -248,7 +247,9 @@ static std::string why_refused(const TextFile& file, std::string_view start) {
                   with_commas(int64_t(zero) + 1).c_str());
 }
 
-static bool is_object(const std::string& text) try { return parse_row(text, "").is_object(); } catch (const Error&) {
+static bool is_object(const std::string& text) try {
+    return parse_row(text, "").type == Json::object;
+} catch (const Error&) {
     return false;
 }
 
@@ -285,9 +286,9 @@ static bool first_has_text(const TextFile& file, std::string_view start, const s
     if (!file.columns.empty()) return std::find(file.columns.begin(), file.columns.end(), key) != file.columns.end();
     const size_t begin = start.find('{'), end = begin == start.npos ? begin : object_end(start, begin);
     if (end == start.npos) return true;
-    const nlohmann::json row = check_row(std::string(start.substr(begin, end - begin)), file.path);
-    const auto value = row.find(key);
-    return value != row.end() && (value->is_string() || value->is_null());
+    const Json row = check_row(std::string(start.substr(begin, end - begin)), file.path);
+    const Json* value = row.find(key);
+    return value && (value->type == Json::string || value->type == Json::null);
 } catch (const Error&) {
     return true;  // whoever reads the row refuses it
 }

@@ -2,10 +2,8 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <nlohmann/json.hpp>
 
 #include "base/common.h"
-#include "base/json.h"
 
 // ---- JSON
 
@@ -25,7 +23,9 @@ size_t object_end(std::string_view text, size_t begin) {
     }
 }
 
-static bool is_text(const std::string& quoted) try { return parse_json(quoted, "").is_string(); } catch (const Error&) {
+static bool is_text(const std::string& quoted) try {
+    return parse_json(quoted, "").type == Json::string;
+} catch (const Error&) {
     return false;
 }
 
@@ -42,7 +42,7 @@ static std::string with_valid_texts(std::string text) {
     return text;
 }
 
-nlohmann::json parse_row(const std::string& text, const std::string& where) {
+Json parse_row(const std::string& text, const std::string& where) {
     try {
         return check_row(text, where);
     } catch (const Error&) {
@@ -52,7 +52,7 @@ nlohmann::json parse_row(const std::string& text, const std::string& where) {
     }
 }
 
-nlohmann::json check_row(const std::string& text, const std::string& where) {
+Json check_row(const std::string& text, const std::string& where) {
     return parse_python_json(text, where, "; each line of this file must be one whole object {...}");
 }
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "base/files.h"
@@ -229,14 +228,14 @@ static bool is_no_object(const Chunk& chunk, const Document& document) {
     return chunk.file->format == Format::json && chunk.bytes[document.begin] != '{';
 }
 
-static nlohmann::json row_of(const Chunk& chunk, const Document& document) {
+static Json row_of(const Chunk& chunk, const Document& document) {
     const std::string text = bytes_of(chunk, document), where = place_of(chunk, document);
     const char delimiter = delimiter_of(chunk.file->format);
     if (!delimiter) {
         if (is_no_object(chunk, document))
             fail(EXIT_BAD_DATA, "%s: is not an object {...}; a JSON file must consist of them", where.c_str());
-        nlohmann::json row = parse_row(text, where);
-        if (!row.is_object())
+        Json row = parse_row(text, where);
+        if (row.type != Json::object)
             fail(EXIT_BAD_DATA, "%s: is JSON, but not an object {...}; each line of this file must be one",
                  where.c_str());
         return row;
@@ -245,19 +244,18 @@ static nlohmann::json row_of(const Chunk& chunk, const Document& document) {
     if (fields.size() != columns.size())
         fail(EXIT_BAD_DATA, "%s: has %s, and the first line has %zu; a field with a delimiter needs quotes",
              where.c_str(), counted(int64_t(fields.size()), "field").c_str(), columns.size());
-    nlohmann::json row;
-    for (size_t i = 0; i < columns.size(); i++) row[columns[i]] = fields[i];
+    Json row;
+    for (size_t i = 0; i < columns.size(); i++) row.members.emplace_back(columns[i], fields[i]);
     return row;
 }
 
-static std::string text_of_row(const nlohmann::json& row, const std::string& where, const std::string& key) {
-    const auto found = row.find(key);
-    if (found != row.end() && found->is_string()) return found->get<std::string>();
-    const std::string instead =
-        found == row.end() ? "there is no such key" : format("its type is %s", found->type_name());
+static std::string text_of_row(const Json& row, const std::string& where, const std::string& key) {
+    const Json* found = row.find(key);
+    if (found && found->type == Json::string) return found->text;
+    const std::string instead = !found ? "there is no such key" : format("its type is %s", found->type_name());
     std::string keys;
-    for (const auto& [name, value] : row.items())
-        if (value.is_string()) keys += (keys.empty() ? "" : ", ") + name;
+    for (const auto& [name, value] : row.members)
+        if (value.type == Json::string) keys += (keys.empty() ? "" : ", ") + name;
     fail(EXIT_BAD_DATA, "%s: has no text under the key \"%s\" (--text-key): %s; keys with text: %s", where.c_str(),
          printable(key).c_str(), instead.c_str(), keys.empty() ? "none" : printable(keys).c_str());
 }
@@ -280,7 +278,7 @@ static void use_row(const Chunk& chunk, const Document& document, F f) try {
 // Reads the text of a row. Returns false if the row is bad and is skipped.
 static bool read_row(std::string& text, Chunk& chunk, const Document& document, const CorpusRules& rules) try {
     use_row(chunk, document,
-            [&](const nlohmann::json& row) { text = text_of_row(row, place_of(chunk, document), rules.text_key); });
+            [&](const Json& row) { text = text_of_row(row, place_of(chunk, document), rules.text_key); });
     return true;
 } catch (const Error& error) {
     if (!rules.skip_bad_lines)
@@ -331,10 +329,10 @@ std::vector<std::string> read_documents(const std::string& path, const std::stri
 }
 
 void for_each_row(const std::string& path, const std::string& keys,
-                  const std::function<void(const nlohmann::json& row, const std::string& where)>& f) {
+                  const std::function<void(const Json& row, const std::string& where)>& f) {
     const std::vector<TextFile> files = {open_input(path, Wanted::rows, "")};
     CorpusReader reader(files, {.text_key = keys});
     for (Chunk chunk; reader.next(chunk);)
         for (const Document& document : chunk.documents)
-            use_row(chunk, document, [&](const nlohmann::json& row) { f(row, place_of(chunk, document)); });
+            use_row(chunk, document, [&](const Json& row) { f(row, place_of(chunk, document)); });
 }

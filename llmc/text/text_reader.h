@@ -14,11 +14,11 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "base/json.h"
 #include "text/input.h"
 #include "text/unicode.h"
 
@@ -95,4 +95,4 @@ std::vector<std::string> read_documents(const std::string& path, const std::stri
 // Calls f(row, where) for each object or record of a file; where: "file:line", for messages. keys: those that are read,
 // in lines.
 void for_each_row(const std::string& path, const std::string& keys,
-                  const std::function<void(const nlohmann::json& row, const std::string& where)>& f);
+                  const std::function<void(const Json& row, const std::string& where)>& f);

@@ -21,8 +21,6 @@
 #include "model/mfu.h"
 #include "train/tensorboard.h"
 
-using nlohmann::json;
-
 static constexpr int64_t LARGEST_LOG = int64_t(1) << 34;
 
 // ---- lines of text
@@ -369,26 +367,34 @@ static Reference read_curve(const std::string& text, const std::string& path) {
     for (int number = 1; std::getline(lines, line); number++) {
         const bool is_val = line.starts_with("{\"kind\":\"val\""), is_run = line.starts_with("{\"kind\":\"run\"");
         if (!is_val && !is_run) continue;
-        const json object = parse_json_object(line, format("%s, line %d", path.c_str(), number));
+        const Json object = parse_json_object(line, format("%s, line %d", path.c_str(), number));
         curve.name = object.value("name", curve.name);
         curve.source = object.value("source", curve.source);
-        if (is_val && !object.at("val_loss").is_null()) curve.losses[object.at("step")] = object["val_loss"];
+        if (is_val && object.at("val_loss").type != Json::null)
+            curve.losses[object.at("step").get<int64_t>()] = object["val_loss"].get<double>();
     }
     if (curve.losses.empty())
         fail(EXIT_BAD_DATA, "--reference %s has no validation losses; give the log of a run that has", path.c_str());
     return curve;
 }
 
-Reference find_reference(const std::string& option, const json& run) try {
+// Whether the object has all members of `part`, and of its objects theirs.
+static bool has_all(const Json& object, const Json& part) {
+    return std::ranges::all_of(part.members, [&](const auto& member) {
+        const Json& own = object[member.first];
+        return member.second.type == Json::object ? has_all(own, member.second) : own == member.second;
+    });
+}
+
+Reference find_reference(const std::string& option, const std::string& run) try {
     if (option == "none") return {};
     const std::string path = option + (is_directory(option) ? "/log.jsonl" : "");
     if (!option.empty()) return read_curve(read_file(path, LARGEST_LOG), path);
     for (const std::string text : curves) {
-        json merged = run;
-        merged.merge_patch(parse_json_object(text.substr(0, text.find('\n')), "data/curves").at("match"));
-        if (merged == run) return read_curve(text, "data/curves");
+        const Json head = parse_json_object(text.substr(0, text.find('\n')), "data/curves");
+        if (has_all(parse_json(run, "the run"), head.at("match"))) return read_curve(text, "data/curves");
     }
     return {};
-} catch (const json::exception& error) {
+} catch (const JsonError& error) {
     fail(EXIT_BAD_DATA, "--reference %s has a line that is not one of a log: %s", option.c_str(), error.what());
 }

@@ -26,8 +26,6 @@
 #include <string>
 #include <vector>
 
-#include <nlohmann/json_fwd.hpp>
-
 #include "base/common.h"
 #include "base/print.h"
 
@@ -47,7 +45,7 @@ struct Reference {
 
 // Returns the curve of --reference: the curve of a log.jsonl or of a run's output directory, none for "none", or for
 // "" the curve of data/curves that matches `run`, the first line of a log. Refuses one without losses (EXIT_BAD_DATA).
-Reference find_reference(const std::string& option, const nlohmann::json& run);
+Reference find_reference(const std::string& option, const std::string& run);
 
 struct LogOptions {
     std::string output;     // existing directory; empty: no files

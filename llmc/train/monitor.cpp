@@ -7,8 +7,6 @@
 #include <cmath>
 #include <map>
 
-#include <nlohmann/json.hpp>
-
 #include "base/common.h"
 #include "base/host.h"
 #include "base/json.h"
@@ -59,25 +57,25 @@ Outliers::Finding Outliers::add(int64_t step, float loss, float norm, float fact
 }
 
 std::string Outliers::json() const {
-    const auto pair = [](const StepLimits& l) { return nlohmann::json{l.loss, l.norm}; };
-    return json_text(nlohmann::json{{"losses", losses},
-                                    {"norms", norms},
-                                    {"limits", {pair(limits[0]), pair(limits[1])}},
-                                    {"skipped_in_row", skipped_in_row}});
+    const auto pair = [](const StepLimits& l) { return Json(std::vector{l.loss, l.norm}); };
+    return json_text({{"losses", losses},
+                      {"norms", norms},
+                      {"limits", std::vector{pair(limits[0]), pair(limits[1])}},
+                      {"skipped_in_row", skipped_in_row}});
 }
 
 void Outliers::restore(const std::string& text, const std::string& where) {
-    const nlohmann::json saved = parse_json_object(text, where);
-    if (saved.empty()) return;
+    const Json saved = parse_json_object(text, where);
+    if (saved.members.empty()) return;
     try {
-        losses = saved.at("losses").get<std::vector<float>>();
-        norms = saved.at("norms").get<std::vector<float>>();
+        losses = saved.at("losses").list<float>();
+        norms = saved.at("norms").list<float>();
         skipped_in_row = std::clamp(saved.at("skipped_in_row").get<int>(), 0, MOST_SKIPPED);
         for (size_t i = 0; i < 2 && z > 0.0; i++) {
-            const nlohmann::json& pair = saved.at("limits").at(i);
-            limits[i] = {pair.at(0).get<float>(), pair.at(1).get<float>()};
+            const std::vector<float> pair = saved.at("limits").items.at(i).list<float>();
+            limits[i] = {pair.at(0), pair.at(1)};
         }
-    } catch (const nlohmann::json::exception&) {
+    } catch (const std::out_of_range&) {
         fail(EXIT_BAD_DATA, "%s: the losses and norms of the last steps are damaged", where.c_str());
     }
     if (losses.size() > WINDOW || norms.size() > WINDOW)

@@ -12,7 +12,6 @@
 #include <variant>
 
 #include <CLI/CLI.hpp>
-#include <nlohmann/json.hpp>
 
 #include "base/common.h"
 #include "base/content.h"
@@ -94,8 +93,8 @@ struct Declared {
     bool is_set = false;  // by the command line or a file
 
     bool is_text() const { return std::holds_alternative<std::string*>(field); }
-    nlohmann::json json() const {
-        return std::visit([](auto* value) { return nlohmann::json(*value); }, field);
+    Json json() const {
+        return std::visit([](auto* value) { return Json(*value); }, field);
     }
     std::string value() const;  // as on the command line
     std::string toml() const;
@@ -130,7 +129,7 @@ struct Parser {
     void read_command_line(int argc, const char* const* argv);
     void read_text(const std::string& path, const std::string& text, bool saved);
     void read_saved();
-    std::string toml_of(const nlohmann::json& run);
+    std::string toml_of(const Json& run);
 };
 }  // namespace
 
@@ -325,14 +324,12 @@ void Parser::read_text(const std::string& path, const std::string& text, bool sa
 }
 
 // Returns the options that version 0.2.0 has saved in run.json, in the form of run.toml. Goes after 0.3.0.
-std::string Parser::toml_of(const nlohmann::json& run) {
-    std::string text = "directory = " + json_text(run.value("directory", nlohmann::json(""))) + "\n";
-    const nlohmann::json options = run.value("options", nlohmann::json::object());
-    for (const auto& [old_name, old] : options.items()) {
+std::string Parser::toml_of(const Json& run) {
+    std::string text = "directory = " + json_quoted(run.value("directory", std::string())) + "\n";
+    const Json& options = run["options"];
+    for (const auto& [old_name, old] : options.members) {
         const std::string name = old_name == "hash-check" ? "check-replicas" : old_name;
-        const nlohmann::json value = old == "rollback"                             ? "skip"
-                                     : name == "checkpoint-async" && old == "auto" ? "on"
-                                                                                   : old;
+        const Json value = old == "rollback" ? "skip" : name == "checkpoint-async" && old == "auto" ? "on" : old;
         const bool spikes = name != "spike-z" || (options.contains("on-spike") && options["on-spike"] != "warn");
         if (find("--" + name) && spikes) text += name + " = " + json_text(value) + "\n";
     }
@@ -512,7 +509,7 @@ std::string run_toml(const Options& options) {
 
 std::string options_json(const Options& options) {
     const Parser parser(options);
-    nlohmann::json json = nlohmann::json::object();
+    Json json;
     for (const Declared& d : parser.all) json[d.name] = d.json();
     return json_text(json);
 }

@@ -7,8 +7,6 @@
 #include <limits>
 #include <set>
 
-#include <nlohmann/json.hpp>
-
 #include "base/common.h"
 #include "base/host.h"
 #include "base/json.h"
@@ -19,14 +17,12 @@
 #include "infer/generate.h"
 #include "model/mfu.h"
 
-using nlohmann::json;
-
 MemoryOptions Run::memory_options() const {
     return memory_options_of(options, groups.dp.world_size, groups.tp.shard_index);
 }
 
 std::string Run::describe_data() const {
-    json text = {{"train", hex(data.train.fingerprint)}};
+    Json text = {{"train", hex(data.train.fingerprint)}};
     if (!data.val.shards.empty()) text["val"] = hex(data.val.fingerprint);
     return json_text(text);
 }
@@ -207,22 +203,20 @@ static void check_shape(const RunStart& start, const Options& o) {
 // it, so an --init that the run was started with is accepted.
 static void check_resumed(const RunStart& start, const Options& o) try {
     check_shape(start, o);
-    const json before = parse_json(read_trainer_state(start.resume).options, "the options in trainer.json");
-    const std::string init = before.value("init", "");
+    const Json before = parse_json(read_trainer_state(start.resume).options, "the options in trainer.json");
+    const std::string init = before.value("init", std::string());
     std::error_code missing;
     ENSURE(o.init.empty() || o.default_model || init == o.init || std::filesystem::equivalent(init, o.init, missing),
            "--resume continues from %s, so the weights of --init %s would not be read; leave out --init, or start a "
            "new run from them in another --output",
            start.resume.c_str(), o.init.c_str());
-    // get_ref refuses 1e300, which value() would convert.
-    const bool has_T = before.contains("seq-len");
-    const int saved = has_T ? int(before["seq-len"].get_ref<const int64_t&>()) : o.seq_len, max_T = start.config.max_T;
+    const int saved = before.value("seq-len", o.seq_len), max_T = start.config.max_T;
     const int T = o.seq_len ? o.seq_len : max_T, saved_T = saved ? saved : max_T;
     ENSURE(T == saved_T,
            "--seq-len %d: %s counts its position in the data in windows of %d tokens; give --seq-len %d, or start a "
            "new run from its weights with --init in another --output",
            T, start.resume.c_str(), saved_T, saved_T);
-} catch (const json::exception&) {
+} catch (const JsonError&) {
     fail(EXIT_BAD_DATA, "%s/trainer.json: an option has a value of the wrong type; the checkpoint is damaged",
          start.resume.c_str());
 }
@@ -326,14 +320,14 @@ static std::string describe_program() {
     return version() + (device_memory_is_host() ? " for the CPU" : " for GPUs") + ", sources " + SOURCES_CHECKSUM;
 }
 
-std::vector<json> check_same(const std::vector<std::string>& rank_infos) {
+std::vector<Json> check_same(const std::vector<std::string>& rank_infos) {
     const std::set<std::string> may_differ = {"host", "CPU_ISA", "build", "--quiet", "--trace", "--config"};
-    std::vector<json> ranks;
+    std::vector<Json> ranks;
     for (const std::string& info : rank_infos) {
-        const json& other = ranks.emplace_back(parse_json_object(info, "a rank"));
+        const Json& other = ranks.emplace_back(parse_json_object(info, "a rank"));
         // Backwards: different data say more than different options, whose names begin with a dash.
-        for (auto field = ranks[0].rbegin(); field != ranks[0].rend(); ++field) {
-            const std::string name = field.key(), here = json_text(*field),
+        for (auto field = ranks[0].members.rbegin(); field != ranks[0].members.rend(); ++field) {
+            const std::string name = field->first, here = json_text(field->second),
                               there = other.contains(name) ? json_text(other[name]) : "nothing";
             ENSURE(there == here || may_differ.contains(name),
                    "rank %zu differs from rank 0: %s %s there, %s on rank 0", ranks.size() - 1, name.c_str(),
@@ -351,9 +345,9 @@ void check_same_command(Comm& comm, Command command) {
 }
 
 // Called by all ranks. Refuses ranks that differ in a field or in an option. Returns the objects of all ranks.
-static std::vector<json> compare(Comm& comm, const Options& o, json own) {
-    const json options = parse_json_object(options_json(o), "the options");
-    for (const auto& [name, value] : options.items()) own["--" + name] = value;
+static std::vector<Json> compare(Comm& comm, const Options& o, Json own) {
+    const Json options = parse_json_object(options_json(o), "the options");
+    for (const auto& [name, value] : options.members) own["--" + name] = value;
     return check_same(comm.all_gather_text(json_text(own)));
 }
 
@@ -364,7 +358,7 @@ void compare_ranks(Comm& comm, const Options& o, const RunStart& start, const Co
              {"validation data", data ? hex(data->fingerprint) : ""}});
 }
 
-static std::vector<json> compare_ranks(const Run& run, const DeviceInfo& device) {
+static std::vector<Json> compare_ranks(const Run& run, const DeviceInfo& device) {
     const char* self = "/proc/self/exe";
     return compare(run.groups.world, run.options,
                    {{"host", host_name()},
@@ -379,9 +373,9 @@ static std::vector<json> compare_ranks(const Run& run, const DeviceInfo& device)
 }
 
 // Names the first rank whose CPU_ISA or build is not that of rank 0, so that it may round differently; "" if none is.
-static std::string differing_rounding(const std::vector<json>& ranks) {
+static std::string differing_rounding(const std::vector<Json>& ranks) {
     for (size_t rank = 1; rank < ranks.size(); rank++) {
-        const std::string isa = ranks[rank]["CPU_ISA"], first = ranks[0]["CPU_ISA"];
+        const std::string isa = ranks[rank]["CPU_ISA"].text, first = ranks[0]["CPU_ISA"].text;
         if (isa != first) return format("rank %zu has CPU_ISA=%s, rank 0 has %s", rank, isa.c_str(), first.c_str());
         if (ranks[rank]["build"] != ranks[0]["build"])
             return format("rank %zu runs another build of the sources than rank 0", rank);
@@ -437,11 +431,11 @@ static std::string first_shard(const Corpus& data) {
 }
 
 // Returns the first line of log.jsonl.
-static json run_info(const Run& run, const DeviceInfo& device) {
+static Json run_info(const Run& run, const DeviceInfo& device) {
     const Options& o = run.options;
     const GPT2Config& config = run.start.config;
     const Corpus &data = run.data.train, &val = run.data.val;
-    json first_line = {
+    Json first_line = {
         {"version", version()},
         {"command_line", run.command_line},
         {"directory", current_directory()},
@@ -472,10 +466,10 @@ static json run_info(const Run& run, const DeviceInfo& device) {
 
 // Warns if the data are not those of the checkpoint that the run resumes.
 static void compare_data(const Run& run, const TrainerState& state, Log& log) {
-    const json before = parse_json(state.data, "the data in trainer.json"),
+    const Json before = parse_json(state.data, "the data in trainer.json"),
                now = parse_json(run.describe_data(), "the data of this run");
-    for (const auto& [name, fingerprint] : now.items())
-        if (before.is_object() && before.value(name, fingerprint) != fingerprint)
+    for (const auto& [name, fingerprint] : now.members)
+        if (before.contains(name) && before[name] != fingerprint)
             log.warn("the " + name +
                      " data differ from those of the checkpoint; training continues at the same position");
 }
@@ -484,7 +478,7 @@ static void compare_data(const Run& run, const TrainerState& state, Log& log) {
 static std::string describe_rate(const Run& run, const TrainerState& state) {
     if (state.step >= run.options.steps) return "";
     Options before = run.options;
-    const json saved = parse_json_object(state.options, "the options in trainer.json");
+    const Json saved = parse_json_object(state.options, "the options in trainer.json");
     before.steps = saved.value("steps", before.steps);
     before.lr = saved.value("lr", before.lr);
     before.schedule = saved.value("schedule", before.schedule);
@@ -513,7 +507,7 @@ static std::string describe_rule(const Run& run) {
                   run.options.optimizer.c_str());
 }
 
-static void open_log(Run& run, const Launch& launch, const DeviceInfo& device, const std::vector<json>& ranks,
+static void open_log(Run& run, const Launch& launch, const DeviceInfo& device, const std::vector<Json>& ranks,
                      std::unique_ptr<Log>& log) {
     Options& o = run.options;
     const bool resumes = !run.start.resume.empty();
@@ -528,10 +522,13 @@ static void open_log(Run& run, const Launch& launch, const DeviceInfo& device, c
                            run.data.tasks.empty() ? 0 : std::max(o.val_every, o.eval_every),
                            run.start.tokenizer ? o.sample_every : 0, o.checkpoint_every};
     options.tensorboard = o.tensorboard;
-    json info = run_info(run, device);
-    if (run.is_rank0() && !run.data.val.shards.empty()) options.reference = find_reference(o.reference, info);
+    Json info = run_info(run, device);
+    if (run.is_rank0() && !run.data.val.shards.empty())
+        options.reference = find_reference(o.reference, json_text(info));
     const Reference& r = options.reference;
-    if (!r.name.empty()) info["reference"] = {{"name", r.name}, {"source", r.source}, {"losses", r.losses}};
+    std::vector<Json> losses;
+    for (const auto& [step, loss] : r.losses) losses.push_back(std::vector<Json>{step, loss});
+    if (!r.name.empty()) info["reference"] = {{"name", r.name}, {"source", r.source}, {"losses", losses}};
     log = std::make_unique<Log>(options);
     if (o.resume && !resumes) log->note(o.output + " has no checkpoint yet: a new run starts");
     // The weights of an older checkpoint than the newest are a reason for a warning.
@@ -553,7 +550,7 @@ static void open_log(Run& run, const Launch& launch, const DeviceInfo& device, c
     if (device_memory_is_host()) rows.push_back({"threads", describe_threads(launch.local_world_size)});
     rows.push_back({"launcher", describe_launch(launch)});
     std::set<std::string> hosts;
-    for (const json& rank : ranks) hosts.insert(rank["host"]);
+    for (const Json& rank : ranks) hosts.insert(rank["host"].text);
     const std::string on_hosts = hosts.size() > 1 ? format(" on %zu machines", hosts.size()) : "";
     rows.push_back({"ranks", run.groups.world.describe() + on_hosts});
     rows.push_back({"output", o.output.empty() ? "none" : o.output});
@@ -579,7 +576,7 @@ Run prepare_run(const Options& options, const Launch& launch, Comm& world, Dtype
     run.batch = resolve_batch(run.options, dtype, run.start.config, run.groups, world.world_size, local_ranks);
     open_data(run);
     const DeviceInfo device = device_info();
-    const std::vector<json> ranks = compare_ranks(run, device);
+    const std::vector<Json> ranks = compare_ranks(run, device);
     const std::string differing = differing_rounding(ranks);
     ENSURE(differing.empty() || options.deterministic_ranks == 0,
            "%s: they may round differently, and --deterministic-ranks needs the same bits on all ranks; give all ranks "

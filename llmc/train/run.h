@@ -67,4 +67,5 @@ void check_tensor_parallel(const Options& options, const GPT2Config& config, int
 void compare_ranks(Comm& comm, const Options& options, const RunStart& start, const Corpus* data);
 // Compares the rank_infos, one JSON object per rank. Of those fields that all ranks must have in common, the error
 // (EXIT_USAGE) names the first that differs, and the first rank that differs from rank 0. Returns the objects.
-std::vector<nlohmann::json> check_same(const std::vector<std::string>& rank_infos);
+struct Json;
+std::vector<Json> check_same(const std::vector<std::string>& rank_infos);

@@ -7,8 +7,6 @@
 #include <cstdint>
 #include <string>
 
-#include <nlohmann/json.hpp>
-
 #include "base/json.h"
 
 namespace tensorboard {
@@ -49,13 +47,14 @@ inline std::string begin_file(double wall_time, int64_t first_step) {
 
 // Returns the event of a log line of kind step, val or eval, else "". Tags: step/loss, val/val_loss, eval/TASK/acc.
 inline std::string event_of_line(double wall_time, const std::string& line) {
-    const nlohmann::json object = parse_json_object(line, "a line of the log");
-    const std::string kind = object.value("kind", ""), task = object.value("task", "");
+    const Json object = parse_json_object(line, "a line of the log");
+    const std::string kind = object.value("kind", std::string()), task = object.value("task", std::string());
     if (kind != "step" && kind != "val" && kind != "eval") return "";
     std::string values;
-    for (const auto& [name, value] : object.items()) {
+    for (const auto& [name, value] : object.members) {
         const std::string tag = kind + "/" + task + (task.empty() ? "" : "/") + name;
-        if (value.is_number() && name != "step") values += field(1, field(1, tag) + "\x15" + bytes_of(float(value)));
+        if (value.type == Json::number && name != "step")
+            values += field(1, field(1, tag) + "\x15" + bytes_of(value.get<float>()));
     }
     return record(wall_time, object.value("step", int64_t(0)), field(5, values));
 }

@@ -284,14 +284,15 @@ TEST_CASE("keys that are not read stay as they are, and those that would be untr
     for (const char* kept :
          {R"("resid_pdrop": 0.1)", R"("summary_type": "cls_index")", R"("bos_token_id": null)", R"("pad_token_id": -1)",
           R"("n_ctx": 5)", R"("torch_dtype": "bfloat16")", R"("tie_word_embeddings": true)", R"("GPT2LMHeadModel")",
-          R"("a": 12345678901234567890123,)", R"("b": [1e400, -Infinity, "],}\""],)", R"("c": NaN,)"})
+          R"("a": 12345678901234567890123,)", "\"b\": [\n    1e400,\n    -Infinity,\n    \"],}\\\"\"\n  ],",
+          R"("c": NaN,)"})
         CHECK_MESSAGE(contains(text, kept), kept);
     for (const char* untrue : {"\"dtype\"", "transformers_version", "initializer_range"})
         CHECK_MESSAGE(!contains(text, untrue), untrue);
     CHECK(hf_config_json(read(text), "bfloat16") == text);
-    CHECK(json_members("{ }").empty());
-    CHECK(json_members(R"({ "a" : [ {"b":1} ,2], "\"é" :{}, "a":"x,\"}" } )") ==
-          JsonMembers{{"\"é", "{}"}, {"a", R"("x,\"}")"}});
+    const std::string odd = R"({ "a" : [ {"b":1} ,2], "\"é" :{}, "a":"x,\"}" , "c":[]} )";
+    CHECK(with_members(odd, {{"a", "x,\"}"}}, {"none"}) == odd);
+    CHECK(with_members(odd, {{"d", nullptr}}, {"a"}) == "{\n  \"\\\"é\": {},\n  \"c\": [],\n  \"d\": null\n}\n");
     HFConfig other = read(text);
     set_tokens(other, 4, -1, 3);
     CHECK(read(other.text).eos == std::vector<int>{4});

@@ -26,7 +26,7 @@
 #include "support/temporary.h"
 #include "train/tensorboard.h"
 
-using Json = nlohmann::json;
+using nlohmann::json;
 
 static std::vector<std::string> lines_of(const std::string& path) {
     std::istringstream text(read_bytes(path));
@@ -117,7 +117,7 @@ TEST_CASE("log.jsonl has one object per line with its keys in order, timing last
           R"({"kind":"step","step":0,"tokens":524288,"loss":3.8121,"grad_norm":0.41,"lr":0.000593,"step_ms":140.0,)"
           R"("tokens_per_s":3744914,"mfu":0.3802,"loader_wait_ms":0.0})");
     CHECK(lines[2] == R"({"kind":"val","step":1,"val_loss":3.25})");
-    CHECK(Json::parse(lines[3])["text"] == "say \"hi\"\n\x1b\xef\xbf\xbd");
+    CHECK(json::parse(lines[3])["text"] == "say \"hi\"\n\x1b\xef\xbf\xbd");
     CHECK(lines[4] == R"({"kind":"checkpoint","step":1,"dir":"out/step_000001","ms":830,"stall_ms":13})");
     CHECK(lines[5] == R"({"kind":"warning","text":"slow"})");
     CHECK(contains(lines[6], R"("loss":null,"grad_norm":null,"lr":0.000593,"skipped":"non_finite","step_ms":140.0,)"));
@@ -226,7 +226,7 @@ TEST_CASE("a new run renames an older log and loses nothing") {
     for (int run = 0; run < 3; run++) Log(quiet(dir.path)).step(record(run));
     int run = 0;
     for (const char* name : {"log.1.jsonl", "log.2.jsonl", "log.jsonl"})
-        CHECK(Json::parse(lines_of(dir / name)[0])["step"] == run++);
+        CHECK(json::parse(lines_of(dir / name)[0])["step"] == run++);
 }
 
 TEST_CASE("without a terminal plain lines are printed, every --log-every steps and for the last step") {
@@ -307,7 +307,7 @@ TEST_CASE("lines that do not fit on a full disk are written later, in their orde
     CHECK(std::count(out.begin(), out.end(), '\n') == 4);  // one message for each of three failures
     const auto lines = lines_of(dir / "log.jsonl");
     REQUIRE(lines.size() >= 20);
-    for (size_t step = 0; step < 20; step++) CHECK(Json::parse(lines[step], nullptr, false)["step"] == step);
+    for (size_t step = 0; step < 20; step++) CHECK(json::parse(lines[step], nullptr, false)["step"] == step);
 }
 
 TEST_CASE("a log that cannot be opened is refused") {

@@ -43,7 +43,7 @@ TEST_CASE("a continuation is scored after the context without its white end, beh
 TEST_CASE("white space, words and what has no tokens of its own are counted as in lm-eval, by Python's str.isspace") {
     for (const std::string white : {"\u00a0", "\u3000", "\u0085", "\x1c", " \x1f\u2028"}) {
         const json row = {{"context", "This" + white}, {"continuation", "man"}, {"delimiter", ""}};
-        const Sequence s = read(json_text(row)).rows[0].choices[0];
+        const Sequence s = read(row.dump()).rows[0].choices[0];
         CHECK(part(s, s.scored) == part({tokens_of("This" + white + "man"), 0, 0, 0}, int(tokens_of("This").size())));
     }
     CHECK(count_words("") == 1);
