@@ -300,8 +300,9 @@ struct StepBench {
             ops::layernorm_backward({acts.dx}, model.g(ln2w), model.g(ln2b), model.g(attprojb), acts.dtmp, a.residual2,
                                     model.w(ln2w), a.ln2_mean, a.ln2_rstd, acts.dx, N, C, nullptr);
         });
-        time("gelu_forward", [&] { ops::gelu_forward(a.gelu, a.fc, 4 * int64_t(N) * C, nullptr); });
-        time("gelu_backward", [&] { ops::gelu_backward(acts.dlarge, a.fc, acts.dlarge, 4 * int64_t(N) * C, nullptr); });
+        time("gelu_forward", [&] { ops::gelu_forward({a.gelu}, a.fc, 4 * int64_t(N) * C, nullptr); });
+        time("gelu_backward",
+             [&] { ops::gelu_backward({acts.dlarge}, a.fc, acts.dlarge, 4 * int64_t(N) * C, nullptr); });
     }
 
     void attention() {
@@ -323,12 +324,10 @@ struct StepBench {
             const int IC = model.layout.cols(weight), OC = model.layout.rows(weight);
             time(name, [&] { ops::matmul_forward(m, N, IC, OC, nullptr); });
         };
-        forward("qkv forward", qkvw, qkvb, {.out = a.qkv, .inp = a.ln1, .weight = {}});
-        forward("attproj forward", attprojw, attprojb,
-                {.out = a.residual2, .inp = a.att, .weight = {}, .residual = acts.encoded});
-        forward("fc forward", fcw, fcb, {.out = a.gelu, .pre_gelu = a.fc, .inp = a.ln2, .weight = {}});
-        forward("fcproj forward", fcprojw, fcprojb,
-                {.out = a.residual3, .inp = a.gelu, .weight = {}, .residual = a.residual2});
+        forward("qkv forward", qkvw, qkvb, {.out = a.qkv, .inp = a.ln1});
+        forward("attproj forward", attprojw, attprojb, {.out = a.residual2, .inp = a.att, .residual = acts.encoded});
+        forward("fc forward", fcw, fcb, {.out = a.gelu, .pre_gelu = a.fc, .inp = a.ln2});
+        forward("fcproj forward", fcprojw, fcprojb, {.out = a.residual3, .inp = a.gelu, .residual = a.residual2});
         const auto backward = [&](const char* name, Param weight, MatmulBackward<floatX> m) {
             m.weight = model.matrix(weight), m.dweight = model.g(weight);
             const int IC = model.layout.cols(weight), OC = model.layout.rows(weight);

@@ -103,13 +103,15 @@ void attention_decode(floatX* out, const floatX* qkv, int T, int NH, int HS, Str
 }
 
 template <class floatX>
-void gelu_forward(floatX* out, const floatX* inp, int64_t count, Stream stream) {
+void gelu_forward(Out<floatX> out, const floatX* inp, int64_t count, Stream stream) {
     VARIANT_OF(gelu_forward<floatX>)(out, inp, count, stream);
+    raise_amax(out.amax, out.data, count);
 }
 
 template <class floatX>
-void gelu_backward(floatX* dinp, const floatX* inp, const floatX* dout, int64_t count, Stream stream) {
+void gelu_backward(Out<floatX> dinp, const floatX* inp, const floatX* dout, int64_t count, Stream stream) {
     VARIANT_OF(gelu_backward<floatX>)(dinp, inp, dout, count, stream);
+    raise_amax(dinp.amax, dinp.data, count);
 }
 
 template <class floatX>

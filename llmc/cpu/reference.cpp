@@ -288,15 +288,15 @@ void attention_decode(floatX* out, const floatX* qkv, int T, int NH, int HS, Str
 // ---- GELU on its own: out = gelu(inp), dinp = dout * gelu'(inp)
 
 template <class floatX>
-void gelu_forward(floatX* out, const floatX* inp, int64_t count, Stream) {
+void gelu_forward(Out<floatX> out, const floatX* inp, int64_t count, Stream) {
 #pragma omp parallel for
-    for (int64_t i = 0; i < count; i++) out[i] = floatX(gelu(float(inp[i])));
+    for (int64_t i = 0; i < count; i++) out.data[i] = floatX(gelu(float(inp[i])));
 }
 
 template <class floatX>
-void gelu_backward(floatX* dinp, const floatX* inp, const floatX* dout, int64_t count, Stream) {
+void gelu_backward(Out<floatX> dinp, const floatX* inp, const floatX* dout, int64_t count, Stream) {
 #pragma omp parallel for
-    for (int64_t i = 0; i < count; i++) dinp[i] = floatX(float(dout[i]) * gelu_derivative(float(inp[i])));
+    for (int64_t i = 0; i < count; i++) dinp.data[i] = floatX(float(dout[i]) * gelu_derivative(float(inp[i])));
 }
 
 // ---- Cross entropy: loss = lse - logits[target] with lse = log(sum over v of exp(logits[v])), and

@@ -175,19 +175,20 @@ void layernorm_backward(Out<floatX> dinp, float* dweight, float* dbias, float* d
 // ---- GELU
 
 template <class floatX>
-void gelu_forward(floatX* out, const floatX* inp, int64_t count, Stream) {
+void gelu_forward(Out<floatX> out, const floatX* inp, int64_t count, Stream) {
     for_chunks(count, 1 << 14, [=](int64_t begin, int64_t end) {
-        for_vectors(end - begin,
-                    [&](int64_t i, auto width) { store(out + begin + i, gelu(load(inp + begin + i, width)), width); });
+        for_vectors(end - begin, [&](int64_t i, auto width) {
+            store(out.data + begin + i, gelu(load(inp + begin + i, width)), width);
+        });
     });
 }
 
 template <class floatX>
-void gelu_backward(floatX* dinp, const floatX* inp, const floatX* dout, int64_t count, Stream) {
+void gelu_backward(Out<floatX> dinp, const floatX* inp, const floatX* dout, int64_t count, Stream) {
     for_chunks(count, 1 << 14, [=](int64_t begin, int64_t end) {
         for_vectors(end - begin, [&](int64_t i, auto width) {
             const floatv d = load(dout + begin + i, width);
-            store(dinp + begin + i, d * gelu_derivative(load(inp + begin + i, width)), width);
+            store(dinp.data + begin + i, d * gelu_derivative(load(inp + begin + i, width)), width);
         });
     });
 }

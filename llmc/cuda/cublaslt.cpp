@@ -299,9 +299,9 @@ void queue_post_kernel(const Plan& plan, const Call<floatX>& call, Stream stream
     const int64_t count = int64_t(call.shape.m) * call.shape.n;
     floatX* result = static_cast<floatX*>(call.out);
     if (plan.post_kernel == PostKernel::gelu)
-        gpu::gelu_forward_amax<floatX>(result, call.amax, call.pre_gelu, count, stream);
+        gpu::gelu_forward<floatX>({result, call.amax}, call.pre_gelu, count, stream);
     if (plan.post_kernel == PostKernel::gelu_derivative)
-        gpu::gelu_backward_amax<floatX>(result, call.amax, call.pre_gelu, result, count, stream);
+        gpu::gelu_backward<floatX>({result, call.amax}, call.pre_gelu, result, count, stream);
     if constexpr (std::is_same_v<floatX, bf16>)
         if (plan.post_kernel == PostKernel::nothing && call.amax) gpu::raise_amax(call.amax, result, count, stream);
     const int N = call.shape.k, OC = call.shape.n;  // the call computes a weight's gradient

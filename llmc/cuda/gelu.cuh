@@ -73,33 +73,18 @@ __global__ void __launch_bounds__(256)
     if (amax) largest.raise_by_block(amax);
 }
 
-namespace gpu {
-
 template <class floatX>
-void gelu_forward_amax(floatX* out, float* amax, const floatX* inp, int64_t count, Stream stream) {
+void gpu::gelu_forward(Out<floatX> out, const floatX* inp, int64_t count, Stream stream) {
     if (count == 0) return;
     constexpr int threads = 256;
-    simt::launch(gelu_forward_kernel<floatX>, blocks_for(count, threads * Vec<floatX>::size), threads, 0, stream, out,
-                 amax, inp, count);
+    simt::launch(gelu_forward_kernel<floatX>, blocks_for(count, threads * Vec<floatX>::size), threads, 0, stream,
+                 out.data, out.amax, inp, count);
 }
 
 template <class floatX>
-void gelu_backward_amax(floatX* dinp, float* amax, const floatX* inp, const floatX* dout, int64_t count,
-                        Stream stream) {
+void gpu::gelu_backward(Out<floatX> dinp, const floatX* inp, const floatX* dout, int64_t count, Stream stream) {
     if (count == 0) return;
     constexpr int threads = 256;
-    simt::launch(gelu_backward_kernel<floatX>, blocks_for(count, threads * Vec<floatX>::size), threads, 0, stream, dinp,
-                 amax, inp, dout, count);
-}
-
-}  // namespace gpu
-
-template <class floatX>
-void gpu::gelu_forward(floatX* out, const floatX* inp, int64_t count, Stream stream) {
-    gelu_forward_amax<floatX>(out, nullptr, inp, count, stream);
-}
-
-template <class floatX>
-void gpu::gelu_backward(floatX* dinp, const floatX* inp, const floatX* dout, int64_t count, Stream stream) {
-    gelu_backward_amax<floatX>(dinp, nullptr, inp, dout, count, stream);
+    simt::launch(gelu_backward_kernel<floatX>, blocks_for(count, threads * Vec<floatX>::size), threads, 0, stream,
+                 dinp.data, dinp.amax, inp, dout, count);
 }

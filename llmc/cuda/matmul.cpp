@@ -29,10 +29,17 @@ void check_sizes(int N, int IC, int OC) {
 }
 
 template <class floatX>
-MatmulShape forward_shape(const MatmulForward<floatX>& m, Operands operands, int N, int IC, int OC) {
+MatmulCall<floatX> forward_call(const MatmulForward<floatX>& m, Operands operands, int N, int IC, int OC) {
     const Epilogue epilogue =
         m.pre_gelu ? (m.bias ? Epilogue::bias_gelu : Epilogue::gelu) : (m.bias ? Epilogue::bias : Epilogue::nothing);
-    return {Kind::forward, epilogue, operands, OC, N, IC, m.residual != nullptr};
+    return {.shape = {Kind::forward, epilogue, operands, OC, N, IC, m.residual != nullptr},
+            .a = m.weight.rows,
+            .b = m.inp,
+            .out = m.out.data,
+            .bias = m.bias,
+            .residual = m.residual,
+            .pre_gelu = m.pre_gelu,
+            .amax = m.out.amax};
 }
 
 // ---- FP8 operands
@@ -99,17 +106,10 @@ void fp8_forward(const MatmulForward<bf16>& m, int N, int IC, int OC, Stream str
     const Fp8Operands x(fp8.workspace, N, IC, OC);
     if (fp8.finds_input_amax) gpu::raise_amax(fp8.input_amax, m.inp, int64_t(N) * IC, stream);
     gpu::cast_to_fp8<E4M3>(x.inp_rows(), nullptr, x.inp_inverse, nullptr, m.inp, fp8.input_amax, N, IC, stream);
-    cublaslt_matmul<bf16>({.shape = forward_shape(m, Operands::fp8, N, IC, OC),
-                           .a = w.rows,
-                           .b = x.inp_rows(),
-                           .out = m.out.data,
-                           .bias = m.bias,
-                           .residual = m.residual,
-                           .pre_gelu = m.pre_gelu,
-                           .a_scale = w.inverse,
-                           .b_scale = x.inp_inverse,
-                           .amax = m.out.amax},
-                          stream);
+    MatmulCall<bf16> call = forward_call(m, Operands::fp8, N, IC, OC);
+    call.a = w.rows, call.a_scale = w.inverse;
+    call.b = x.inp_rows(), call.b_scale = x.inp_inverse;
+    cublaslt_matmul(call, stream);
 }
 
 void fp8_backward(const MatmulBackward<bf16>& m, int N, int IC, int OC, Stream stream) {
@@ -167,15 +167,7 @@ void gpu::matmul_forward(const MatmulForward<floatX>& m, int N, int IC, int OC, 
     if constexpr (sizeof(floatX) == 2)
         if (m.weight.in_fp8(N)) return fp8_forward(m, N, IC, OC, stream);
     check_sizes<floatX>(N, IC, OC);
-    cublaslt_matmul<floatX>({.shape = forward_shape(m, operands_of<floatX>, N, IC, OC),
-                             .a = m.weight.rows,
-                             .b = m.inp,
-                             .out = m.out.data,
-                             .bias = m.bias,
-                             .residual = m.residual,
-                             .pre_gelu = m.pre_gelu,
-                             .amax = m.out.amax},
-                            stream);
+    cublaslt_matmul(forward_call(m, operands_of<floatX>, N, IC, OC), stream);
 }
 
 template <class floatX>

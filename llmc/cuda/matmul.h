@@ -75,12 +75,6 @@ void sum_bias_parts(float* dbias, const float* parts, int rows, int OC, bool acc
 // Raises *amax (Out) to the largest magnitude of x (count).
 void raise_amax(float* amax, const bf16* x, int64_t count, Stream stream);
 
-// GELU and its derivative, as in ops.inc; they raise *amax to the largest magnitude of the result if amax is not null.
-template <class floatX>
-void gelu_forward_amax(floatX* out, float* amax, const floatX* inp, int64_t count, Stream stream);
-template <class floatX>
-void gelu_backward_amax(floatX* dinp, float* amax, const floatX* inp, const floatX* dout, int64_t count, Stream stream);
-
 // FP8 codes of x (R, C) with the scale of *amax: rows (R, C) and transposed (C, R rounded up to 16, padded with zeros).
 // One of the two may be null. *inverse = the factor that turns a code into its value. C is a multiple of 16. sums
 // (ceil(R / FP8_ROWS), C) receives the column sums of each FP8_ROWS rows of x; it may be null, and needs both outputs.

@@ -58,8 +58,6 @@ INSTANTIATE(gpu::muon_polynomial);
 INSTANTIATE(gpu::muon_update);
 INSTANTIATE(gpu::bias_scratch_bytes);
 INSTANTIATE(gpu::bias_backward);
-INSTANTIATE(gpu::gelu_forward_amax);
-INSTANTIATE(gpu::gelu_backward_amax);
 template decltype(gpu::cast_to_fp8<E4M3>) gpu::cast_to_fp8<E4M3>;
 template decltype(gpu::cast_to_fp8<E5M2>) gpu::cast_to_fp8<E5M2>;
 

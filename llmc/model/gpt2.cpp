@@ -193,10 +193,12 @@ const floatX* GPT2<floatX>::layer_input(int l) const {
     return l == 0 ? acts.encoded : acts.layer[l - 1].residual3;
 }
 
-// m.out = m.inp * m.weight^T + m.bias + m.residual. With tensor parallelism the product is a sum over the ranks.
+// out = inp * weight^T + bias + residual. With tensor parallelism the product is a sum over the ranks.
 template <class floatX>
-void GPT2<floatX>::second_matmul(const MatmulForward<floatX>& m, int N, int IC) {
-    const int C = config.C;
+void GPT2<floatX>::second_matmul(Param weight, Param bias, int l, MatmulForward<floatX> m, int N) {
+    const int IC = layout.cols(weight), C = config.C;
+    m.weight = matrix(weight, l);
+    m.bias = w(bias, l);
     if (!is_divided()) return ops::matmul_forward(m, N, IC, C, stream);
     ops::matmul_forward<floatX>({.out = acts.all_rows, .inp = m.inp, .weight = m.weight}, N, IC, C, stream);
     ops::add_residual(m.out.data, reduced_over_ranks(acts.all_rows, N), m.residual, m.bias, local_rows(N), C, stream);
@@ -222,25 +224,17 @@ void GPT2<floatX>::layer_forward(int l, int B, int T, int decode_at, bool recomp
         ops::attention_forward(a.att, a.lse, a.qkv, B, T, NH, HS, stream);
     else
         ops::attention_decode(a.att, a.qkv, decode_at + 1, NH, HS, stream);
-    second_matmul(
-        {.out = a.residual2, .inp = a.att, .weight = matrix(attprojw, l), .bias = w(attprojb, l), .residual = x}, N,
-        own_C);
+    second_matmul(attprojw, attprojb, l, {.out = a.residual2, .inp = a.att, .residual = x}, N);
 
     ops::layernorm_forward({a.ln2, input_amax(fcw, l)}, a.ln2_mean, a.ln2_rstd, a.residual2, w(ln2w, l), w(ln2b, l),
                            rows, C, stream);
-    ops::matmul_forward<floatX>({.out = {a.gelu, input_amax(fcprojw, l)},
-                                 .pre_gelu = a.fc,
-                                 .inp = all_gather_rows(a.ln2, N),
-                                 .weight = matrix(fcw, l),
-                                 .bias = w(fcb, l)},
-                                N, C, 4 * own_C, stream);
+    const floatX* ln2 = all_gather_rows(a.ln2, N);
+    const Out<floatX> gelu = {a.gelu, input_amax(fcprojw, l)};
+    ops::matmul_forward<floatX>(
+        {.out = gelu, .pre_gelu = a.fc, .inp = ln2, .weight = matrix(fcw, l), .bias = w(fcb, l)}, N, C, 4 * own_C,
+        stream);
     if (recomputes) return;
-    second_matmul({.out = a.residual3,
-                   .inp = a.gelu,
-                   .weight = matrix(fcprojw, l),
-                   .bias = w(fcprojb, l),
-                   .residual = a.residual2},
-                  N, 4 * own_C);
+    second_matmul(fcprojw, fcprojb, l, {.out = a.residual3, .inp = a.gelu, .residual = a.residual2}, N);
 }
 
 template <class floatX>
@@ -344,6 +338,9 @@ const floatX* GPT2<floatX>::first_matmul_backward(Param weight, Param bias, int 
     return finish_reduce(sum, acts.dtmp, N);
 }
 
+// dfc = dx fcprojw * gelu'(fc), dln2 = dfc fcw, dx += dln2 through ln2; datt = dx attprojw, dqkv from datt,
+// dln1 = dqkv qkvw, dx += dln1 through ln1.
+//
 // On entry acts.dx is the gradient of the layer's output, on exit the gradient of its input. It is also the gradient of
 // the output of the matmul that was added to the residual stream last: fcproj, then attproj, then fcproj of the layer
 // below. LayerNorm's backward, which completes acts.dx, therefore adds its column sums to the gradient of this matmul's
@@ -356,27 +353,23 @@ void GPT2<floatX>::layer_backward(int l, int B, int T, bool accumulate, const Bu
     const bool last = l + 1 == config.L;  // the last layer's activations are still in the shared memory
     wait_for_weights(1 + l);
     if (recompute == Recompute::layer && !last) layer_forward(l, B, T, -1, true);
-    if (recompute == Recompute::gelu && !last) ops::gelu_forward(a.gelu, a.fc, int64_t(N) * 4 * own_C, stream);
+    if (recompute == Recompute::gelu && !last) ops::gelu_forward({a.gelu}, a.fc, int64_t(N) * 4 * own_C, stream);
+    const auto second_matmul_backward = [&](Param weight, MatmulBackward<floatX> m) {
+        m.weight = matrix(weight, l);
+        m.dweight = g(weight, l);
+        m.accumulate = accumulate;
+        ops::matmul_backward(m, N, layout.cols(weight), C, stream);
+    };
 
-    ops::matmul_backward<floatX>({.dinp = {acts.dlarge, gradient_amax(fcw, l)},
-                                  .dweight = g(fcprojw, l),
-                                  .dout = all_gather_rows(acts.dx, N),
-                                  .inp = a.gelu,
-                                  .weight = matrix(fcprojw, l),
-                                  .pre_gelu = a.fc,
-                                  .accumulate = accumulate},
-                                 N, 4 * own_C, C, stream);
+    const Out<floatX> dfc = {acts.dlarge, gradient_amax(fcw, l)};
+    const floatX* dx = all_gather_rows(acts.dx, N);
+    second_matmul_backward(fcprojw, {.dinp = dfc, .dout = dx, .inp = a.gelu, .pre_gelu = a.fc});
     const floatX* dln2 = first_matmul_backward(fcw, fcb, l, a.ln2, N, accumulate);
     ops::layernorm_backward({acts.dx, gradient_amax(attprojw, l)}, g(ln2w, l), g(ln2b, l), g(attprojb, l), dln2,
                             a.residual2, w(ln2w, l), a.ln2_mean, a.ln2_rstd, acts.dx, rows, C, stream);
 
-    ops::matmul_backward<floatX>({.dinp = acts.dtmp,
-                                  .dweight = g(attprojw, l),
-                                  .dout = all_gather_rows(acts.dx, N),
-                                  .inp = a.att,
-                                  .weight = matrix(attprojw, l),
-                                  .accumulate = accumulate},
-                                 N, own_C, C, stream);
+    dx = all_gather_rows(acts.dx, N);
+    second_matmul_backward(attprojw, {.dinp = acts.dtmp, .dout = dx, .inp = a.att});
     ops::attention_backward(acts.dlarge, acts.dtmp, a.att, a.lse, a.qkv, B, T, NH, HS, stream);
     const floatX* dln1 = first_matmul_backward(qkvw, qkvb, l, a.ln1, N, accumulate);
     if (l > 0) begin(l);

@@ -101,7 +101,7 @@ struct GPT2 {
     float* input_amax(Param weight, int l);
     float* gradient_amax(Param weight, int l);
     const floatX* layer_input(int l) const;
-    void second_matmul(const MatmulForward<floatX>& m, int N, int IC);
+    void second_matmul(Param weight, Param bias, int l, MatmulForward<floatX> m, int N);
     const floatX* first_matmul_backward(Param weight, Param bias, int l, const floatX* inp, int N, bool accumulate);
     void layer_forward(int l, int B, int T, int decode_at, bool recomputes);
     void zero_bucket(int bucket);

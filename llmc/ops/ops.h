@@ -52,7 +52,7 @@ struct MatmulForward {
     Out<floatX> out;                   // (N, OC) =
     floatX* pre_gelu = nullptr;        // (N, OC) =    null: no GELU
     const floatX* inp;                 // (N, IC)
-    Weight<floatX> weight;             // (OC, IC)
+    Weight<floatX> weight = {};        // (OC, IC)
     const floatX* bias = nullptr;      // (OC)
     const floatX* residual = nullptr;  // (N, OC)
 };

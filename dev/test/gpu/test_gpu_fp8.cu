@@ -118,9 +118,9 @@ TEST_CASE_TEMPLATE("FP8 codes by rows and transposed agree with the definition",
     check_cast<Format>(70, 96, false, true);
 }
 
-TEST_CASE("LayerNorm and raise_amax raise amax to the largest magnitude, wherever it is") {
+TEST_CASE("LayerNorm, GELU and raise_amax raise amax to the largest magnitude, wherever it is") {
     for (const int N : {1, 7, 8, 300})
-        for (const int C : {16, 256, 768, 1600}) amax_of_layernorm(gpu_backend, N, C);
+        for (const int C : {16, 256, 768, 1600}) amax_of_outputs(gpu_backend, N, C);
     for (const int64_t count : {1, 7, 8, 2047, 40000})
         for (const int64_t at : {int64_t(0), count / 2, count - 1})
             for (const float largest : {-100.0f, -INFINITY, NAN}) {

@@ -111,7 +111,7 @@ TEST_CASE_TEMPLATE("NaN and infinity reach exactly the outputs that depend on th
 TEST_CASE("no gradients, sizes below 1, and widths that are not a multiple of 16 bytes, are refused") {
     refuse_no_gradients();
     const auto forward = [&](int N, int IC, int OC) {
-        gpu::matmul_forward<bf16>({.out = nullptr, .inp = nullptr, .weight = {}}, N, IC, OC, nullptr);
+        gpu::matmul_forward<bf16>({.out = nullptr, .inp = nullptr}, N, IC, OC, nullptr);
     };
     CHECK_THROWS_WITH_AS(forward(0, 64, 64), doctest::Contains("a matmul of (0, 64) and (64, 64): every size"), Error);
     CHECK_THROWS_WITH_AS(forward(4, 100, 64), doctest::Contains("widths must be multiples of 8"), Error);

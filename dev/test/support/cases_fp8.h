@@ -185,9 +185,9 @@ void not_finite(const Backend& backend, Shape s) {
     }
 }
 
-// LayerNorm computes the same with and without amax, and raises amax to the largest magnitude of its output.
+// LayerNorm computes the same with and without amax, and like GELU raises amax to the largest magnitude of its output.
 template <class Backend>
-void amax_of_layernorm(const Backend& backend, int N, int C) {
+void amax_of_outputs(const Backend& backend, int N, int C) {
     CAPTURE(N);
     CAPTURE(C);
     const int64_t size = int64_t(N) * C;
@@ -218,6 +218,13 @@ void amax_of_layernorm(const Backend& backend, int N, int C) {
         amax[0] = 1000.0f;  // amax is never lowered
         backend.call(forward, out, amax, mean, rstd, inp, weight, bias, N, C);
         CHECK(amax[0] == 1000.0f);
+
+        amax[0] = 0.0f;
+        backend.call(with_amax(ops::gelu_forward<bf16>), out, amax, inp, size);
+        CHECK(amax[0] == largest(out));
+        amax[0] = 0.0f;
+        backend.call(with_amax(ops::gelu_backward<bf16>), dinp, amax, inp, dout, size);
+        CHECK(amax[0] == largest(dinp));
     });
 }
 

@@ -47,9 +47,9 @@ TEST_CASE("NaN and infinity are not rounded to the largest FP8 value") { not_fin
 
 TEST_CASE("a single row is multiplied in bf16") { single_row(cpu_backend, 96, 128); }
 
-TEST_CASE("LayerNorm and raise_amax raise amax to the largest magnitude, or to NaN") {
-    amax_of_layernorm(cpu_backend, 1, 16);
-    amax_of_layernorm(cpu_backend, 37, 80);
+TEST_CASE("LayerNorm, GELU and raise_amax raise amax to the largest magnitude, or to NaN") {
+    amax_of_outputs(cpu_backend, 1, 16);
+    amax_of_outputs(cpu_backend, 37, 80);
     auto x = random_tensor<bf16>(1000, 1);
     float amax = 0.0f;
     const auto raised = [&](int64_t count) {
