@@ -43,7 +43,6 @@ for sanitizer in "$@"; do
     make MPI=0 -j"$(nproc)" "${build[@]}" "${programs[@]/#/$in/emulator/}" "$in/emulator/train_gpt2cu" || exit 1
     for order in "${orders[@]}"; do
         for name in "${programs[@]}"; do
-            if [[ $name == test_simt* ]]; then continue; fi  # these set the order themselves
             execute "$sanitizer $order $name" env "$order" "$in/emulator/$name"
         done
         for options in "--zero 0" "--zero 1" "--zero 3" "--precision fp8" "--tensor-parallel 2" \

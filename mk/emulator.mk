@@ -11,7 +11,7 @@ EMU          := $(BUILD)$(if $(filter gpu,$(MATH)),-gpumath,/emulator)
 EMU_MATH     := $(if $(filter gpu,$(MATH)),-mfma -ffp-contract=fast -DSIMT_FUSED \
                 $(if $(findstring clang,$(CXX)),,-fexpensive-optimizations))
 EMU_TESTS    := $(patsubst dev/test/gpu/%.cu,$(EMU)/%,$(wildcard dev/test/gpu/test_*.cu))
-SIMT_TESTS   := $(patsubst dev/test/gpu/%.cu,$(EMU)/%,$(wildcard dev/test/gpu/test_simt*.cu))
+SIMT_TESTS   := $(patsubst dev/simt/test/%.cu,$(EMU)/%,$(wildcard dev/simt/test/test_*.cu))
 EMUFLAGS     := -std=c++20 -O1 $(INFO) $(WARN) -fno-strict-aliasing -DUSE_CUDA -DUSE_CUDNN $(INCLUDES) -Idev/simt
 EMUFLAGS     += $(EMU_MATH) -Wno-psabi
 EMUFLAGS     += $(if $(filter 0,$(NCCL)),,-DUSE_NCCL)
@@ -28,8 +28,10 @@ $(EMU)/llmc/cuda/device.o: EMUFLAGS  += -DCUDA_ARCHS='"$(strip $(CUDA_ARCHS))"'
 $(EMU)/%: override LDFLAGS += -rdynamic
 $(SIMT)/dev/simt/occupancy.o: dev/cuda_budget.txt
 
-.PHONY: emulator
-emulator: $(EMU_TESTS) $(EMU)/test_gpt2cu $(EMU)/group_ranks
+.PHONY: emulator simt
+emulator: $(EMU_TESTS) $(SIMT_TESTS) $(EMU)/test_gpt2cu $(EMU)/group_ranks
+simt: $(SIMT)/libsimt.a
+$(SIMT)/libsimt.a: $(EMU_LIB)
 
 $(EMU)/libllmc.a: $(HOST_OBJECTS) $(OPS_OBJECTS) $(EMU_OBJECTS) $(EMU_LIB)
 $(EMU)/train_gpt2cu $(EMU)/test_gpt2cu: $(EMU)/%cu: $(BUILD)/%.o \
@@ -56,12 +58,12 @@ KERNEL_TEST_HOST := $(patsubst %,$(BUILD)/llmc/%.o,base/% parallel/% model/param
 $(EMU)/libkernels.a: $(filter $(BUILD)/llmc/cpu/% $(KERNEL_TEST_HOST),$(HOST_OBJECTS)) $(OPS_OBJECTS) \
                                 $(EMU_OBJECTS) $(EMU_LIB)
 
-$(EMU_TESTS): $(EMU)/%: $(EMU)/dev/test/gpu/%.o $(TEST_MAIN)
+$(EMU_TESTS): $(EMU)/%: $(EMU)/dev/test/gpu/%.o $(TEST_MAIN) $(EMU)/libkernels.a
 	$(call say,LINK  $@)
-	$(Q)$(CXX) $(LDFLAGS) $(if $(filter %.a,$^),-fopenmp) $^ -o $@ $(if $(filter %.a,$^),$(LDLIBS))
-# The tests of the emulator itself link no object of the model.
-$(SIMT_TESTS): $(BUILD)/llmc/base/common.o $(EMU_LIB)
-$(filter-out $(SIMT_TESTS),$(EMU_TESTS)): $(EMU)/libkernels.a
+	$(Q)$(CXX) $(LDFLAGS) -fopenmp $^ -o $@ $(LDLIBS)
+$(SIMT_TESTS): $(EMU)/%: $(EMU)/dev/simt/test/%.o $(TEST_MAIN) $(BUILD)/llmc/base/common.o $(SIMT)/libsimt.a
+	$(call say,LINK  $@)
+	$(Q)$(CXX) $(LDFLAGS) $^ -o $@
 
 $(EMU)/%.o: %.cu $(RULES)
 	$(call compile,CXX   $< (emulator),$(EMU_COMPILE))

@@ -21,10 +21,10 @@ from harness import RELEASE, ROOT, execute, needs_isa
 HERE = Path(__file__).parent
 UNIT = sorted(path.stem for path in HERE.glob("unit/test_*.cpp"))
 REPLAYS = sorted(path.stem.replace("fuzz_", "replay_") for path in HERE.glob("../fuzz/fuzz_*.cpp"))
-KERNELS = sorted(path.stem for path in HERE.glob("gpu/test_*.cu"))
-SIMT = [name for name in KERNELS if name.startswith("test_simt")]  # tests of the emulator itself
+GPU_TESTS = sorted(path.stem for path in HERE.glob("gpu/test_*.cu"))
+SIMT = sorted(path.stem for path in HERE.glob("../simt/test/test_*.cu"))  # tests of the emulator itself
+KERNELS = GPU_TESTS + SIMT
 SHOWN_STORES = [*SIMT, "test_gpu_attention_wgmma"]  # SANITIZE=stores
-GPU_TESTS = [name for name in KERNELS if name not in SIMT]
 EMULATED = [f"emulator/{name}" for name in [*KERNELS, "test_gpt2cu"]]
 # Tests with the CPU's matrix instructions in plain C++ (support/emulated_units.h), for machines with AVX-512.
 UNITS = ["units/test_gpt2", "units/test_matmul", "units/test_matrix_attention"]

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "gpu/hopper_kernels.cuh"
-#include "gpu/simt_arrays.h"
+#include "gpu/arrays.h"
 
 inline std::vector<bf16> bf16s(int64_t count, int seed) {
     std::vector<bf16> values;

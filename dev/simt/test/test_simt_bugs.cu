@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "gpu/seeded_bugs.h"
-#include "gpu/simt_arrays.h"
+#include "orders.h"
+#include "seeded_bugs.h"
 
 // Some bugs show only in some orders of threads.
 static void expect_report(const Expected& expected, const std::function<void()>& bug) {

@@ -1,6 +1,6 @@
 // test_simt_hopper_bugs.cu: kernels for Hopper with a seeded bug, each of which the emulator must report.
 #include "gpu/hopper_runs.h"
-#include "gpu/seeded_bugs.h"
+#include "seeded_bugs.h"
 
 // A bug must show in one of these.
 static const std::vector<Environment> modes = {{{"SIMT_ASYNC", "late"}, {"SIMT_ORDER", "forward"}},
@@ -107,6 +107,6 @@ TEST_CASE("bug: steps that no GPU allows are reported") {
     for (int step = 0; step < 11; step++) step_bug(step, said[step]);
     // Ordinary accesses, which the emulator sees only with SANITIZE=stores.
     step_bug(11,
-             Expected::only_stores("wgmma reads what thread 0 has written at dev/test/gpu/test_simt_hopper_bugs.cu:"));
+             Expected::only_stores("wgmma reads what thread 0 has written at dev/simt/test/test_simt_hopper_bugs.cu:"));
     step_bug(12, Expected::only_stores("a thread reads shared memory that nothing has written"));
 }

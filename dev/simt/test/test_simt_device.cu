@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "gpu/simt_arrays.h"
 #include "internal.h"
+#include "orders.h"
 
 // Returns the text that f prints on stderr.
 static std::string errors_of(const std::function<void()>& f) {

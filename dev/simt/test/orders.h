@@ -1,5 +1,4 @@
-// simt_arrays.h: shared by the tests of the emulator: device arrays, the emulator's thread orders, and a test with work
-// on two streams.
+// orders.h: the emulator's orders of threads, and a test with work on two streams.
 #pragma once
 #include <doctest/doctest.h>
 
@@ -7,36 +6,8 @@
 #include <cstdlib>
 #include <vector>
 
-#include "cuda/simt.h"
+#include "gpu/arrays.h"
 
-// A device array. Its copies are synchronous.
-template <class T>
-struct Array {
-    T* data = nullptr;
-    size_t size;
-    explicit Array(size_t size) : size(size) { cudaMalloc(&data, size * sizeof(T)); }
-    explicit Array(const std::vector<T>& values) : Array(values.size()) {
-        cudaMemcpy(data, values.data(), size * sizeof(T), cudaMemcpyHostToDevice);
-    }
-    Array(const Array&) = delete;
-    Array& operator=(const Array&) = delete;
-    ~Array() { cudaFree(data); }
-    std::vector<T> host() const {
-        std::vector<T> values(size);
-        cudaDeviceSynchronize();
-        cudaMemcpy(values.data(), data, size * sizeof(T), cudaMemcpyDeviceToHost);
-        return values;
-    }
-};
-
-template <class F>
-std::vector<float> floats(int n, F f) {
-    std::vector<float> values;
-    for (int i = 0; i < n; i++) values.push_back(float(f(i)));
-    return values;
-}
-
-#ifdef SIMT_EMULATOR
 inline std::vector<simt::Config> orders() {
     return {{.order = simt::Order::random, .order_seed = 1},
             {.order = simt::Order::forward},
@@ -83,4 +54,3 @@ inline void two_streams(bool wait) {
     }
     cudaStreamDestroy(first), cudaStreamDestroy(second), cudaEventDestroy(event);
 }
-#endif

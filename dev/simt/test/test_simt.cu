@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "gpu/simt_arrays.h"
+#include "orders.h"
 
 __global__ void indices_kernel(int* out) {
     const int block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
