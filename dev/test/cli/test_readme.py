@@ -10,7 +10,7 @@ import re
 import shutil
 
 import pytest
-from harness import MPI_ENVIRONMENT, ROOT, Run, make_script, make_shards, make_text, no_mpi_because, run
+from harness import MPI_ENVIRONMENT, ROOT, Run, execute, make_script, make_shards, make_text, no_mpi_because, run
 
 PAGES = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
 SHORT = "--layers 2 --heads 2 --channels 32 --seq-len 16 --micro-batch 2 --global-batch 64 --steps 2 --warmup 0 " \
@@ -93,7 +93,24 @@ def test_two_ranks(tree, data):
     assert Run(tree / "out/two").last_step() == 1
 
 
+def test_the_quotes_of_a_step_are_from_the_sources(tmp_path):
+    run("dev/quotes.py --check")
+    for folder in ("dev", "docs"):
+        (tmp_path / folder).mkdir()
+    for name in ("llmc", "train_gpt2.cu"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    shutil.copy(ROOT / "dev/quotes.py", tmp_path / "dev")
+    page, text = tmp_path / "docs/step.md", (ROOT / "docs/step.md").read_text()
+    page.write_text(text.replace("const float m = sum / C;", "const float m = sum;"))
+    assert "run dev/quotes.py" in execute(tmp_path / "dev/quotes.py", "--check").err
+    run(tmp_path / "dev/quotes.py")
+    assert page.read_text() == text and text.count("<!-- source: ") == text.count("```cpp") > 5
+    page.write_text(text.replace("float sum = 0.0f, ", "float "))
+    assert "has 0 lines" in execute(tmp_path / "dev/quotes.py", "--check").err
+
+
 def test_every_link_of_the_pages_names_a_file():
     for path in [ROOT / "CONTRIBUTING.md", *(ROOT / page for page in PAGES)]:
-        links = re.findall(r"\]\(([^)#]+)", path.read_text())
+        text = re.sub("^```.*?^```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+        links = re.findall(r"\]\(([^)#]+)", text)
         assert not [link for link in links if not link.startswith("http") and not (path.parent / link).exists()], path
