@@ -196,7 +196,8 @@ void amax_of_outputs(const Backend& backend, int N, int C) {
     const auto with_amax = [](const auto& op) {
         return [op](bf16* out, float* amax, auto... arguments) { op({out, amax}, arguments...); };
     };
-    const auto forward = with_amax(ops::layernorm_forward<bf16>), backward = with_amax(ops::layernorm_backward<bf16>);
+    const auto forward = with_amax(ops::layernorm_forward<bf16>);
+    const auto backward = with_amax(ops::layernorm_backward<bf16>);
     backend.on_each_variant([&] {
         auto out = poisoned<bf16>(size), alone = poisoned<bf16>(size);
         auto mean = poisoned<float>(N), rstd = poisoned<float>(N), amax = filled<float>(1, 0.0f);
