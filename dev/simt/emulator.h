@@ -1,29 +1,16 @@
 // emulator.h: runs CUDA kernels on a CPU and reports their bugs. It declares nvcc's built-in names and the parts of the
-// CUDA runtime that llmc/cuda uses, and needs neither CUDA nor a GPU. README.md says how to start; kernels.h has the
+// CUDA runtime that llmc/cuda uses. README.md says how to start, what is found and what is not; kernels.h has the
 // instructions that are PTX on a GPU.
 //
-// Every CUDA thread is a fiber on the host's only thread, so a kernel runs the same way each time. The emulator detects
-// these bugs itself, prints the place in the source and ends the program: divergence at barriers and in warp
-// operations, deadlock, misaligned 16-byte accesses, writes to the red zones around shared variables and device arrays,
-// copies in the wrong direction, cp.async copies that are never waited for, and memory, streams and events that still
-// exist at exit. A launch that does not fit the GPU, and a call that a stream capture does not allow, it prints in one
-// line, and the call returns CUDA's error. Uninitialised memory reads as NaN (bytes of 0xff), and the host faults when
-// it dereferences a device pointer. Sanitizers detect the rest: AddressSanitizer every access out of bounds or after
-// cudaFree; MemorySanitizer uninitialised values; ThreadSanitizer, which sees each fiber as a thread, a missing
-// __syncthreads, __syncwarp, __threadfence, atomic, event or synchronisation, and it names both source lines. Without a
-// sanitizer, SANITIZE=stores reports a missing __syncthreads or mbarrier_wait between warps (clocks.cpp).
-//
-// It cannot show the order of sums inside mma, a GPU's speed, kernels whose threads spin until another thread acts
-// (fibers are not preempted), and instructions that kernels.h does not have. A GPU's rounding it shows
-// only in a build of its own, `make emulator MATH=gpu`: the compiler fuses multiplications and additions, as nvcc does,
-// and with SIMT_MATH=gpu the approximate instructions have errors as large as a GPU's.
+// Every CUDA thread is a fiber on the host's only thread, so a kernel runs the same way each time. The emulator prints
+// a bug that it detects itself, with the place in the source, and ends the program. A launch that does not fit the GPU,
+// and a call that a stream capture does not allow, it prints in one line, and the call returns CUDA's error.
 //
 // Environment variables; simt::config has the same settings, except SIMT_NCCL:
 //   SIMT_ORDER=forward|reverse|random[:SEED]   order in which threads of a block, and blocks, run [forward]
 //   SIMT_CP_ASYNC=lazy|eager                   a cp.async copy runs when a thread waits for it, or at once [lazy]
-//   SIMT_ASYNC=late|early|random[:SEED]        Hopper's copies and products run when a thread waits for them, at once,
-//   or
-//                                              at random [late]
+//   SIMT_ASYNC=late|early|random[:SEED]        Hopper's copies and products run when a thread waits for them, at
+//                                              once, or at random [late]
 //   SIMT_STREAMS=now|deferred[:SEED]           queued work runs at once, or when the host waits, with the streams
 //                                              interleaved at random [now]
 //   SIMT_MATH=exact|gpu                        results of ex2, rcp, rsqrt and tanh are rounded, or as inexact as on a

@@ -4,9 +4,7 @@
 // A plain C++ compiler builds the same kernels for the emulator, which runs them on a CPU and reports their bugs. That
 // build includes dev/simt/kernels.h before every file, in place of what is for nvcc alone here.
 //
-// Rules that every kernel obeys, so that both give the same result: the block size is a multiple of 32; masks are full
-// or come from a ballot; no thread returns before a __syncthreads of its kernel; a shuffle does not order memory
-// accesses, so a __syncwarp separates the shared-memory phases of a warp; no thread spins until another thread acts.
+// dev/simt/README.md has the rules that every kernel obeys, so that both give the same result.
 #pragma once
 #include "base/common.h"
 #include "base/device.h"

@@ -1,11 +1,15 @@
 """test_emulator.py: the commands of train_gpt2cu in the emulator: training has the losses of train_gpt2, a resumed run
-equals an uninterrupted one, matmuls are timed, and failures of the GPU end the program with one error."""
+equals an uninterrupted one, matmuls are timed, and failures of the GPU end the program with one error. The emulator's
+README.md shows what its commands print."""
 
 import json
 import re
+import shutil
+import signal
 
 import pytest
-from harness import EMULATED, TINY, assert_same_run, emulated_gpus, refused, run, train, train_command, words
+from harness import (EMULATED, RELEASE, ROOT, TINY, assert_same_run, emulated_gpus, execute, refused, run, train,
+                     train_command, words)
 
 pytestmark = pytest.mark.skipif(not EMULATED.exists(), reason="build/release/emulator/train_gpt2cu is not built")
 RUN = "--layers 1 --autotune off --steps 6 --val-every 6 --val-tokens 64 --sample-every 6 --sample-tokens 4 " \
@@ -110,3 +114,26 @@ def test_a_failure_on_the_gpu_ends_the_program_with_one_error_that_torchrun_gets
     command = train_command(MICRO_STEPS, by=gpu, data=data, val=False, out=tmp_path / "run")
     result = refused(1, reason, command, env={**gpu.env, **torchrun, "SIMT_FAIL": when})
     assert json.loads(error_file.read_text())["message"]["message"] == result.errors[0].removeprefix("error: ")
+
+
+# In a folder with the emulator's headers, where the test may change the example.
+@pytest.mark.skipif(not shutil.which("clang++"), reason="there is no clang++ (apt-get install clang)")
+def test_the_emulators_page_shows_its_example_and_what_its_commands_print(tmp_path):
+    page = (ROOT / "dev/simt/README.md").read_text()
+    blocks = dict(re.findall("^```(.*)\n((?:.*\n)+?)```", page, re.M))
+    kernel, commands, report = blocks["cuda"], blocks["sh emulator"].replace("\\\n", ""), blocks[""]
+    make, compile_it, run_it = commands.splitlines()
+    example, code = tmp_path / "dev/simt/example/sums.cu", (ROOT / "dev/simt/example/sums.cu").read_text()
+    example.parent.mkdir(parents=True)
+    for header in ROOT.glob("dev/simt/*.h"):
+        (example.parents[1] / header.name).symlink_to(header)
+    (tmp_path / "build").mkdir()
+    (tmp_path / "build/release").symlink_to(RELEASE)
+    run(make)
+    example.write_text(code)
+    run(compile_it, cwd=tmp_path)
+    assert kernel in code and f"prints `{run([tmp_path / run_it]).out.strip()}`" in page
+    example.write_text(code.replace("        __syncthreads();\n", ""))
+    run(compile_it, cwd=tmp_path)
+    wrong = execute([tmp_path / run_it], cwd=tmp_path)
+    assert wrong.code == -signal.SIGABRT and wrong.err == report
