@@ -64,25 +64,22 @@ FAST := base/files text/rows text/unicode checkpoint/hf data/dataloader data/sha
 FAST := $(FAST:%=llmc/%) $(basename $(wildcard llmc/cpu/*.cpp dev/bench/*.cpp))
 $(foreach folder,$(BUILD) $(BUILD)/cuda $(BUILD)/units,$(FAST:%=$(folder)/%.o)): OPT := $(call OPTIMIZE,-O3,-O1)
 
-$(patsubst %,$(BUILD)/llmc/cpu/%.o,avx2 avx512 avx512bf16 amx neon matmul_fp32): CONTRACT :=
-# Without -O1 an instruction set's object has copies of other sources' inline functions, and the linker could choose
-# these for all of the program. test_cpu_isa.py looks for them.
-$(patsubst %,$(BUILD)/llmc/cpu/%.o,avx2 avx512 avx512bf16 amx): OPT := $(subst -O0,-O1,$(call OPTIMIZE,-O3,-O1))
 %/llmc/parallel/rendezvous.o: CXXFLAGS += $(if $(CRYPTO_FOUND),-DUSE_LIBCRYPTO $(CRYPTO_FLAGS))
 %/llmc/parallel/comm.o $(addprefix %/,$(MPI_SOURCES:.cpp=.o)): CXXFLAGS += $(MPI_FLAGS)
 
-# One source for each instruction set. The program chooses one when it starts (llmc/cpu/isa.h).
-ifeq ($(ARCH),x86_64)
-AVX2   := -mavx2 -mfma -mf16c
-AVX512 := $(AVX2) -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512
-EMULATED := -DEMULATED_UNITS -include dev/test/support/emulated_units.h
-$(BUILD)/llmc/cpu/avx2.o:       CXXFLAGS += $(AVX2)
-$(BUILD)/llmc/cpu/avx512.o:     CXXFLAGS += $(AVX512)
-$(BUILD)/llmc/cpu/avx512bf16.o: CXXFLAGS += $(AVX512) -mavx512bf16
-$(BUILD)/llmc/cpu/amx.o:        CXXFLAGS += $(AVX512) -mavx512bf16 -mamx-tile -mamx-bf16
-$(BUILD)/units/llmc/cpu/amx.o $(BUILD)/units/llmc/cpu/avx512bf16.o: CXXFLAGS += $(AVX512) $(EMULATED)
+# One source for each instruction set: its lines "// x86_64: FLAGS" have the compiler's flags for that architecture. The
+# program chooses one when it starts (llmc/cpu/isa.h). Without -O1 such an object has copies of other sources' inline
+# functions, and the linker could choose these for all of the program. test_cpu_isa.py looks for them.
+VARIANTS      := $(basename $(shell grep -l '^$(HASH)define VARIANT ' llmc/cpu/*.cpp))
+variant_flags  = $(shell sed -n 's,^// $(ARCH): ,,p' $(1:=.cpp))
+$(VARIANTS:%=$(BUILD)/%.o): CONTRACT :=
+$(VARIANTS:%=$(BUILD)/%.o): OPT := $(subst -O0,-O1,$(call OPTIMIZE,-O3,-O1))
+$(foreach v,$(VARIANTS),$(eval $(BUILD)/$v.o: CXXFLAGS += $(call variant_flags,$v)))
+
+# The emulated matrix units (dev/test/support/emulated_units.h) run on every machine with AVX-512.
+EMULATED := $(call variant_flags,llmc/cpu/avx512) -DEMULATED_UNITS -include dev/test/support/emulated_units.h
+$(BUILD)/units/llmc/cpu/amx.o $(BUILD)/units/llmc/cpu/avx512bf16.o: CXXFLAGS += $(EMULATED)
 $(BUILD)/units/llmc/cpu/isa.o:  CXXFLAGS += -DEMULATED_UNITS
-endif
 
 # ---- how
 

@@ -24,7 +24,7 @@ RELEASE = ROOT / "build/release"
 PROGRAM = ROOT / os.environ.get("PROGRAM", RELEASE / "train_gpt2")
 EMULATED = RELEASE / "emulator/train_gpt2cu"  # the GPU program in the emulator
 LIMIT = 240  # seconds after which a command hangs
-ISAS = "plain neon avx2 avx512 avx512bf16 amx".split()
+ISAS = "base avx2 avx512 avx512bf16 amx".split()
 # A shell makes a program in the background ignore SIGINT, and the program's children inherit this.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -124,7 +124,7 @@ def test_matrix_instructions_in_plain_cpp(name, run_cases):
 def instruction_sets():
     """Returns the values of CPU_ISA. The error for an unknown value lists all."""
     if not (RELEASE / "test_gpt2").exists():
-        return ["plain"]
+        return ["base"]
     refused = execute(RELEASE / "test_gpt2", env={"CPU_ISA": "unknown"}).err
     return re.split(", | or ", re.search("CPU_ISA=unknown is not known: (.*)", refused).group(1))
 
@@ -138,7 +138,7 @@ def test_whole_model(isa, run_cases):
 # AMX runs in plain C++ on machines with AVX-512.
 @slow
 @needs_x86
-@pytest.mark.parametrize("isa", ["plain", "avx2", "amx"])
+@pytest.mark.parametrize("isa", ["base", "avx2", "amx"])
 def test_what_depends_on_the_cpu_holds_on_others(isa, run_cases):
     program = RELEASE / ("train_gpt2_amx" if isa == "amx" else "train_gpt2")
     needs_isa(isa, program)

@@ -7,6 +7,7 @@
 #else
 #define HOST_DEVICE
 #endif
+#define INLINE inline __attribute__((always_inline))
 
 // This file uses __builtin_bit_cast. std::bit_cast is a function: the linker may share one copy of it between units
 // that are compiled for different instruction sets, and device code may not call it.
@@ -17,7 +18,7 @@ struct bf16 {
 
     bf16() = default;
     // Rounds to nearest, ties to even. A NaN stays a quiet NaN. On a GPU every NaN becomes 0x7fff.
-    HOST_DEVICE __attribute__((always_inline)) explicit bf16(float x) {
+    HOST_DEVICE INLINE explicit bf16(float x) {
 #if defined(__CUDA_ARCH__)
         asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
 #else
@@ -25,9 +26,7 @@ struct bf16 {
         bits = uint16_t((u & 0x7fffffff) > 0x7f800000 ? (u >> 16) | 0x40 : (u + 0x7fff + ((u >> 16) & 1)) >> 16);
 #endif
     }
-    HOST_DEVICE __attribute__((always_inline)) explicit operator float() const {
-        return __builtin_bit_cast(float, uint32_t(bits) << 16);
-    }
+    HOST_DEVICE INLINE explicit operator float() const { return __builtin_bit_cast(float, uint32_t(bits) << 16); }
 };
 static_assert(sizeof(bf16) == 2);
 

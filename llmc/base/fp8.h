@@ -21,7 +21,7 @@ struct E5M2 {
 // The code of the nearest value, ties to even. Larger magnitudes, infinity too, become the largest value, as with
 // cvt.satfinite on a GPU. NaN stays NaN.
 template <class Format>
-HOST_DEVICE __attribute__((always_inline)) inline uint8_t fp8_code(float x) {
+HOST_DEVICE INLINE uint8_t fp8_code(float x) {
     constexpr int shift = 23 - Format::mantissa;
     // A float of this size has the distance to the next float that FP8's subnormal values have, so adding it to a
     // number rounds the number to a multiple of that distance.
@@ -38,7 +38,7 @@ HOST_DEVICE __attribute__((always_inline)) inline uint8_t fp8_code(float x) {
 }
 
 template <class Format>
-HOST_DEVICE __attribute__((always_inline)) inline float fp8_value(uint8_t code) {
+HOST_DEVICE INLINE float fp8_value(uint8_t code) {
     constexpr int shift = 23 - Format::mantissa;
     constexpr uint32_t step = uint32_t(128 - Format::bias - Format::mantissa) << 23;  // spacing of the smallest values
     const uint32_t magnitude = code & 0x7f;
@@ -61,7 +61,7 @@ struct Fp8Scale {
 // amax is not finite, both factors are NaN, so every element becomes NaN; saturation would hide the error. The scale is
 // at most 2^110, so that every value that is read is zero or normal in bf16: matrix units treat subnormal numbers as 0.
 template <class Format>
-HOST_DEVICE __attribute__((always_inline)) inline Fp8Scale fp8_scale(float amax) {
+HOST_DEVICE INLINE Fp8Scale fp8_scale(float amax) {
     constexpr int max_scale = 110;
     constexpr uint32_t nan = 0x7fc00000;
     const uint32_t bits = __builtin_bit_cast(uint32_t, amax);

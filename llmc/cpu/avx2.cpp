@@ -1,5 +1,6 @@
-// avx2.cpp: the avx2 variants of vector_ops.h: 8 floats in a register.
+// avx2.cpp: 8 floats in a register.
+// x86_64: -mavx2 -mfma -mf16c
 #if defined(__x86_64__)
-#define VECTOR_VARIANT avx2
+#define VARIANT avx2
 #include "cpu/vector_ops.h"
 #endif

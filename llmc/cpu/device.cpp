@@ -11,9 +11,8 @@
 
 #include "base/common.h"
 #include "base/host.h"
-#include "cpu/isa.h"
-#include "cpu/matmul.h"
 #include "cpu/memory.h"
+#include "cpu/variants.h"
 
 namespace {
 

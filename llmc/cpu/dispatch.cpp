@@ -1,24 +1,47 @@
-// dispatch.cpp: each cpu::<op> checks its sizes and calls the variant that isa() selects.
-#include "cpu/matmul.h"
-#include "cpu/variants.h"
+// dispatch.cpp: each cpu::<op> checks its sizes and calls the variant that isa() selects. The scratch size of all
+// operations, and the matmuls of many matrices, which are several calls of the matmul.
+#include <algorithm>
+#include <utility>
+#include <vector>
 
-#if defined(__x86_64__)
-#define VARIANT_OF(op) (isa() == Isa::plain ? reference::op : isa() == Isa::avx2 ? avx2::op : avx512::op)
-#elif defined(__aarch64__)
-#define VARIANT_OF(op) (isa() == Isa::plain ? reference::op : neon::op)
-#else
-#define VARIANT_OF(op) reference::op
-#endif
+#include "base/host.h"
+#include "cpu/variants.h"
 
 namespace cpu {
 
-template <class floatX>
-int64_t reference::scratch_bytes(int, int, int, int, int) {
-    return 0;
+// ---- The choice of a variant
+
+static const Variant* const variants[] = {
+#define ROW(name, test) &name::variant,
+    INSTRUCTION_SETS(ROW)
+#undef ROW
+};
+
+// The operations of the best set up to isa() that has this one; null if none has it.
+template <class floatX, class Op>
+static const Operations<floatX>* best_with(Op Operations<floatX>::*op) {
+    for (int i = int(isa()); i >= 0; i--) {
+        const Operations<floatX>* operations;
+        if constexpr (sizeof(floatX) == sizeof(float))
+            operations = &variants[i]->of_float;
+        else
+            operations = &variants[i]->of_bf16;
+        if (operations->*op) return operations;
+    }
+    return nullptr;
 }
 
-int64_t vector_scratch_bytes(int B, int T, int C, int NH, int Vp) {
-    return VARIANT_OF(scratch_bytes<float>)(B, T, C, NH, Vp);
+template <class floatX>
+const Operations<floatX>& vector_operations() {
+    return *best_with(&Operations<floatX>::adamw);
+}
+template const Operations<float>& vector_operations<float>();
+template const Operations<bf16>& vector_operations<bf16>();
+
+// The matmuls and attention of a matrix unit; null without one for this element type.
+template <class floatX>
+static const Operations<floatX>* matrix_operations() {
+    return best_with(&Operations<floatX>::pack_weight);
 }
 
 static void check_rows(const char* op, int64_t rows, int width) {
@@ -31,7 +54,7 @@ void embedding_forward(floatX* out, const int* tokens, const floatX* wte, const 
                        VocabShard shard, Stream stream) {
     check_rows("embedding_forward", int64_t(B) * T, C);
     check_vocab_shard("embedding_forward", shard);
-    VARIANT_OF(embedding_forward<floatX>)(out, tokens, wte, wpe, B, T, C, shard, stream);
+    vector_operations<floatX>().embedding_forward(out, tokens, wte, wpe, B, T, C, shard, stream);
 }
 
 template <class floatX>
@@ -39,14 +62,14 @@ void embedding_backward(float* dwte, float* dwpe, const floatX* dout, const int*
                         VocabShard shard, Stream stream) {
     check_rows("embedding_backward", int64_t(B) * T, C);
     check_vocab_shard("embedding_backward", shard);
-    VARIANT_OF(embedding_backward<floatX>)(dwte, dwpe, dout, tokens, B, T, C, shard, stream);
+    vector_operations<floatX>().embedding_backward(dwte, dwpe, dout, tokens, B, T, C, shard, stream);
 }
 
 template <class floatX>
 void layernorm_forward(Out<floatX> out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                        const floatX* bias, int N, int C, Stream stream) {
     check_rows("layernorm_forward", N, C);
-    VARIANT_OF(layernorm_forward<floatX>)(out, mean, rstd, inp, weight, bias, N, C, stream);
+    vector_operations<floatX>().layernorm_forward(out, mean, rstd, inp, weight, bias, N, C, stream);
     raise_amax(out.amax, out.data, int64_t(N) * C);
 }
 
@@ -55,8 +78,8 @@ void layernorm_backward(Out<floatX> dinp, float* dweight, float* dbias, float* d
                         const floatX* inp, const floatX* weight, const float* mean, const float* rstd,
                         const floatX* dresidual, int N, int C, Stream stream) {
     check_rows("layernorm_backward", N, C);
-    VARIANT_OF(layernorm_backward<floatX>)
-    (dinp, dweight, dbias, dbranch_bias, dout, inp, weight, mean, rstd, dresidual, N, C, stream);
+    vector_operations<floatX>().layernorm_backward(dinp, dweight, dbias, dbranch_bias, dout, inp, weight, mean, rstd,
+                                                   dresidual, N, C, stream);
     raise_amax(dinp.amax, dinp.data, int64_t(N) * C);
 }
 
@@ -64,11 +87,15 @@ template <class floatX>
 void add_residual(floatX* out, const floatX* inp, const floatX* residual, const floatX* bias, int N, int C,
                   Stream stream) {
     check_rows("add_residual", N, C);
-    VARIANT_OF(add_residual<floatX>)(out, inp, residual, bias, N, C, stream);
+    vector_operations<floatX>().add_residual(out, inp, residual, bias, N, C, stream);
 }
 
-// Whether the bf16 variants of attention on matrix units can run: HS is 32, 64, 96 or 128.
-static bool has_matrix_attention(int HS) { return isa() >= Isa::avx512bf16 && HS % 32 == 0 && HS <= 128; }
+// Attention on a matrix unit takes heads of 32, 64, 96 or 128 channels.
+template <class floatX>
+static const Operations<floatX>& attention_operations(int HS) {
+    const auto* unit = HS % 32 == 0 && HS <= 128 ? matrix_operations<floatX>() : nullptr;
+    return unit ? *unit : vector_operations<floatX>();
+}
 
 static void check_attention(const char* op, int B, int T, int NH, int HS) {
     INVARIANT(B >= 1 && T >= 1 && NH >= 1,
@@ -80,37 +107,31 @@ static void check_attention(const char* op, int B, int T, int NH, int HS) {
 template <class floatX>
 void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, int HS, Stream stream) {
     check_attention("attention_forward", B, T, NH, HS);
-    if constexpr (has_matrix_variant<floatX>)
-        if (has_matrix_attention(HS))
-            return MATRIX_VARIANT_OF(attention_forward<floatX>)(out, lse, qkv, B, T, NH, HS, stream);
-    VARIANT_OF(attention_forward<floatX>)(out, lse, qkv, B, T, NH, HS, stream);
+    attention_operations<floatX>(HS).attention_forward(out, lse, qkv, B, T, NH, HS, stream);
 }
 
 template <class floatX>
 void attention_backward(floatX* dqkv, const floatX* dout, const floatX* out, const float* lse, const floatX* qkv, int B,
                         int T, int NH, int HS, Stream stream) {
     check_attention("attention_backward", B, T, NH, HS);
-    if constexpr (has_matrix_variant<floatX>)
-        if (has_matrix_attention(HS))
-            return MATRIX_VARIANT_OF(attention_backward<floatX>)(dqkv, dout, out, lse, qkv, B, T, NH, HS, stream);
-    VARIANT_OF(attention_backward<floatX>)(dqkv, dout, out, lse, qkv, B, T, NH, HS, stream);
+    attention_operations<floatX>(HS).attention_backward(dqkv, dout, out, lse, qkv, B, T, NH, HS, stream);
 }
 
 template <class floatX>
 void attention_decode(floatX* out, const floatX* qkv, int T, int NH, int HS, Stream stream) {
     check_attention("attention_decode", 1, T, NH, HS);
-    VARIANT_OF(attention_decode<floatX>)(out, qkv, T, NH, HS, stream);
+    vector_operations<floatX>().attention_decode(out, qkv, T, NH, HS, stream);
 }
 
 template <class floatX>
 void gelu_forward(Out<floatX> out, const floatX* inp, int64_t count, Stream stream) {
-    VARIANT_OF(gelu_forward<floatX>)(out, inp, count, stream);
+    vector_operations<floatX>().gelu_forward(out, inp, count, stream);
     raise_amax(out.amax, out.data, count);
 }
 
 template <class floatX>
 void gelu_backward(Out<floatX> dinp, const floatX* inp, const floatX* dout, int64_t count, Stream stream) {
-    VARIANT_OF(gelu_backward<floatX>)(dinp, inp, dout, count, stream);
+    vector_operations<floatX>().gelu_backward(dinp, inp, dout, count, stream);
     raise_amax(dinp.amax, dinp.data, count);
 }
 
@@ -119,7 +140,7 @@ void cross_entropy_forward(float* losses, const floatX* logits, const int* targe
                            Stream stream) {
     check_rows("cross_entropy_forward", N, V);
     INVARIANT(V <= Vp, "cross_entropy_forward: a vocabulary of %d in rows of %d", V, Vp);
-    VARIANT_OF(cross_entropy_forward<floatX>)(losses, logits, targets, N, V, Vp, stream);
+    vector_operations<floatX>().cross_entropy_forward(losses, logits, targets, N, V, Vp, stream);
 }
 
 template <class floatX>
@@ -127,7 +148,7 @@ void cross_entropy(floatX* logits, float* losses, const int* targets, int N, int
                    Stream stream) {
     check_rows("cross_entropy", N, V);
     INVARIANT(V <= Vp, "cross_entropy: a vocabulary of %d in rows of %d", V, Vp);
-    VARIANT_OF(cross_entropy<floatX>)(logits, losses, targets, N, V, Vp, scale, stream);
+    vector_operations<floatX>().cross_entropy(logits, losses, targets, N, V, Vp, scale, stream);
 }
 
 static void check_logits(const char* op, int N, VocabShard shard, int Vp) {
@@ -140,41 +161,154 @@ template <class floatX>
 void cross_entropy_shard(float* partials, const floatX* logits, const int* targets, int N, VocabShard shard, int Vp,
                          Stream stream) {
     check_logits("cross_entropy_shard", N, shard, Vp);
-    VARIANT_OF(cross_entropy_shard<floatX>)(partials, logits, targets, N, shard, Vp, stream);
+    vector_operations<floatX>().cross_entropy_shard(partials, logits, targets, N, shard, Vp, stream);
 }
 
 template <class floatX>
 void cross_entropy_shard_backward(floatX* logits, const float* lse, const int* targets, int N, VocabShard shard, int Vp,
                                   float scale, Stream stream) {
     check_logits("cross_entropy_shard_backward", N, shard, Vp);
-    VARIANT_OF(cross_entropy_shard_backward<floatX>)(logits, lse, targets, N, shard, Vp, scale, stream);
+    vector_operations<floatX>().cross_entropy_shard_backward(logits, lse, targets, N, shard, Vp, scale, stream);
 }
 
 void sum_of_squares(float* out, const float* x, int64_t count, Stream stream) {
-    VARIANT_OF(sum_of_squares)(out, x, count, stream);
+    vector_operations<float>().sum_of_squares(out, x, count, stream);
 }
 
 template <class floatX>
 void adamw(floatX* weight, float* master, float* m, float* v, const float* grad, const float* factor, int64_t begin,
            int64_t count, DecayPattern decay, AdamWConfig config, float lr, int step, Stream stream) {
     check_adamw(begin, count, decay, step);
-    VARIANT_OF(adamw<floatX>)(weight, master, m, v, grad, factor, begin, count, decay, config, lr, step, stream);
+    vector_operations<floatX>().adamw(weight, master, m, v, grad, factor, begin, count, decay, config, lr, step,
+                                      stream);
 }
 
-}  // namespace cpu
+// ---- Matmuls, and the memory of all operations
 
-INSTANTIATE(cpu::embedding_forward);
-INSTANTIATE(cpu::embedding_backward);
-INSTANTIATE(cpu::add_residual);
-INSTANTIATE(cpu::layernorm_forward);
-INSTANTIATE(cpu::layernorm_backward);
-INSTANTIATE(cpu::attention_forward);
-INSTANTIATE(cpu::attention_backward);
-INSTANTIATE(cpu::attention_decode);
-INSTANTIATE(cpu::gelu_forward);
-INSTANTIATE(cpu::gelu_backward);
-INSTANTIATE(cpu::cross_entropy_forward);
-INSTANTIATE(cpu::cross_entropy);
-INSTANTIATE(cpu::cross_entropy_shard);
-INSTANTIATE(cpu::cross_entropy_shard_backward);
-INSTANTIATE(cpu::adamw);
+template <class floatX>
+static double sum_of_threads() {
+    if (const auto* unit = matrix_operations<floatX>()) return unit->measure_peak_flops();
+    return vector_operations<float>().measure_peak_flops();
+}
+
+template <class floatX>
+double measure_peak_flops() {  // threads that share a core each measure its full rate, hence the factor
+    return sum_of_threads<floatX>() * std::min(1.0, cores_available() / openmp_threads());
+}
+template double measure_peak_flops<float>();
+template double measure_peak_flops<bf16>();
+
+template <class floatX>
+static int64_t matmul_scratch_bytes(int N, int IC, int OC) {
+    const auto* unit = matrix_operations<floatX>();
+    return (unit ? *unit : vector_operations<floatX>()).matmul_scratch_bytes(N, IC, OC);
+}
+
+void set_attention(AttentionChoice) {}
+template <class floatX>
+std::string prepare_attention(int, int, int, int, bool) {
+    return "";
+}
+INSTANTIATE(prepare_attention);
+
+int preferred_logit_rows() { return 2048; }  // bf16 logits of GPT-2's vocabulary take 206 MB
+
+template <class floatX>
+int64_t scratch_bytes(int B, int T, int C, int NH, int Vp) {
+    const int N = B * T;
+    int64_t bytes = vector_operations<floatX>().scratch_bytes(B, T, C, NH, Vp);
+    const int shapes[][2] = {{C, 3 * C}, {C, C}, {C, 4 * C}, {4 * C, C}, {C, Vp}};  // IC, OC
+    for (const auto& [IC, OC] : shapes) bytes = std::max(bytes, matmul_scratch_bytes<floatX>(N, IC, OC));
+    if (const auto* unit = matrix_operations<floatX>()) bytes = std::max(bytes, unit->scratch_bytes(B, T, C, NH, Vp));
+    return bytes;
+}
+
+template <class floatX>
+int64_t muon_scratch_bytes(int C) {
+    int64_t bytes = 0;
+    for (const auto& [IC, OC] : {std::pair(C, C), {C, 4 * C}, {4 * C, C}})
+        bytes = std::max(bytes, matmul_scratch_bytes<floatX>(C, IC, OC));
+    return bytes;
+}
+
+template <class floatX>
+int64_t packed_bytes(int OC, int IC) {
+    const auto* unit = matrix_operations<floatX>();
+    return unit ? unit->packed_bytes(OC, IC) : 0;
+}
+
+template <class floatX>
+void pack_weight(void* packed, const floatX* weight, int OC, int IC, Stream stream) {
+    if (const auto* unit = matrix_operations<floatX>()) unit->pack_weight(packed, weight, OC, IC, stream);
+}
+
+static void check_sizes(int N, int IC, int OC) {
+    INVARIANT(N >= 1 && IC >= 1 && OC >= 1, "a matmul of (%d, %d) and (%d, %d): every size must be at least 1", N, IC,
+              IC, OC);
+}
+
+template <class floatX>
+void matmul_forward(const MatmulForward<floatX>& m, int N, int IC, int OC, Stream stream) {
+    check_sizes(N, IC, OC);
+    INVARIANT(!m.pre_gelu || !m.residual, "a matmul of (%d, %d) with both GELU and a residual", N, IC);
+    if constexpr (sizeof(floatX) == 2)
+        if (m.weight.in_fp8(N)) return fp8_matmul_forward(m, N, IC, OC, stream);
+    // One row (generation) is bound by reading the weight, and the packed weight is twice as large.
+    const auto* unit = N > 1 ? matrix_operations<floatX>() : nullptr;
+    (unit ? *unit : vector_operations<floatX>()).matmul_forward(m, N, IC, OC, stream);
+    raise_amax(m.out.amax, m.out.data, int64_t(N) * OC);
+}
+
+template <class floatX>
+void matmul_backward(const MatmulBackward<floatX>& m, int N, int IC, int OC, Stream stream) {
+    check_sizes(N, IC, OC);
+    m.check_gradients(m.weight.in_fp8(N));
+    if constexpr (sizeof(floatX) == 2)
+        if (m.weight.in_fp8(N)) return fp8_matmul_backward(m, N, IC, OC, stream);
+    const auto* unit = matrix_operations<floatX>();
+    (unit ? *unit : vector_operations<floatX>()).matmul_backward(m, N, IC, OC, stream);
+    raise_amax(m.dinp.amax, m.dinp.data, int64_t(N) * IC);
+}
+
+// out = x x^T. Blocks of columns are computed from the diagonal down, and mirrored: the elements above have the same
+// products in the same order, so the same bits.
+template <class floatX>
+static void product_with_itself(floatX* out, const floatX* x, int N, int IC, Stream stream) {
+    constexpr int most = 192;
+    std::vector<floatX> block(size_t(N) * most);
+    for (int first = 0; first < N; first += most) {
+        const int width = std::min(most, N - first), rows = N - first;
+        const floatX* const from = x + int64_t(first) * IC;
+        matmul_forward<floatX>({.out = block.data(), .inp = from, .weight = {from, nullptr}}, rows, IC, width, stream);
+#pragma omp parallel for schedule(static)
+        for (int64_t r = first; r < N; r++)
+            for (int64_t c = first; c < std::min<int64_t>(first + width, r + 1); c++)
+                out[r * N + c] = out[c * N + r] = block[size_t((r - first) * width + c - first)];
+    }
+}
+
+template <class floatX>
+void matmul_batch(floatX* out, const floatX* left, const floatX* right, bool transposed, int count, int N, int IC,
+                  int OC, Stream stream) {
+    for (int64_t i = 0; i < count; i++) {
+        floatX* const product = out + i * N * OC;
+        const floatX* const factor = left + i * N * IC;
+        const Weight<floatX> weight = {right + i * IC * OC, nullptr};
+        if (transposed && left == right)
+            product_with_itself<floatX>(product, factor, N, IC, stream);
+        else if (transposed)
+            matmul_forward<floatX>({.out = product, .inp = factor, .weight = weight}, N, IC, OC, stream);
+        else
+            matmul_backward<floatX>({.dinp = product, .dout = factor, .weight = weight}, N, OC, IC, stream);
+    }
+}
+
+#define OP(op) INSTANTIATE(op);
+EACH_OPERATION(OP)
+INSTANTIATE(packed_bytes);
+INSTANTIATE(pack_weight);
+INSTANTIATE(matmul_batch);
+INSTANTIATE(scratch_bytes);
+INSTANTIATE(muon_scratch_bytes);
+
+}  // namespace cpu

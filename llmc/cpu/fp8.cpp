@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "cpu/matmul.h"
+#include "cpu/variants.h"
 
 namespace {
 
@@ -23,18 +23,6 @@ int64_t aligned_bytes(int64_t count) { return round_up<int64_t>(count * int64_t(
 Weight<bf16> packed_weight(const void* packed, int OC, int IC) {
     const char* copy = static_cast<const char*>(packed) + aligned_bytes(int64_t(OC) * IC);
     return {static_cast<const bf16*>(packed), cpu::packed_bytes<bf16>(OC, IC) ? copy : nullptr};
-}
-
-void column_sums(float* sums, const bf16* x, int N, int columns, bool accumulate) {
-    constexpr int chunk = 64;
-#pragma omp parallel for schedule(static)
-    for (int first = 0; first < columns; first += chunk) {
-        const int count = std::min(chunk, columns - first);
-        float total[chunk] = {};
-        for (int n = 0; n < N; n++)
-            for (int i = 0; i < count; i++) total[i] += float(x[int64_t(n) * columns + first + i]);
-        for (int i = 0; i < count; i++) sums[first + i] = accumulate ? sums[first + i] + total[i] : total[i];
-    }
 }
 
 }  // namespace
@@ -80,7 +68,7 @@ void cpu::fp8_matmul_backward(MatmulBackward<bf16> m, int N, int IC, int OC, Str
     if (fp8.finds_gradient_amax) raise_amax(fp8.gradient_amax, m.dout, int64_t(N) * OC);
     round_to_fp8<E4M3>(x, m.inp, int64_t(N) * IC, *fp8.input_amax);
     round_to_fp8<E5M2>(dy, m.dout, int64_t(N) * OC, *fp8.gradient_amax);
-    if (m.dbias) column_sums(m.dbias, m.dout, N, OC, m.accumulate);
+    if (m.dbias) vector_operations<bf16>().column_sums(m.dbias, m.dout, N, OC, m.accumulate);
     m.dbias = nullptr;
     m.dout = dy;
     m.inp = x;

@@ -12,19 +12,24 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
-#endif
 
-#if defined(__aarch64__)
-static constexpr const char* names[] = {"plain", "neon"};
-static constexpr const char* known_names = "plain or neon";
-#else
-static constexpr const char* names[] = {"plain", "avx2", "avx512", "avx512bf16", "amx"};
-static constexpr const char* known_names = "plain, avx2, avx512, avx512bf16 or amx";
-#endif
+// The registers of the instruction cpuid.
+enum Register { A, B, C, D };
 
-const char* isa_name(Isa isa) { return int(isa) < int(std::size(names)) ? names[int(isa)] : "another"; }
+static bool bit(unsigned leaf, unsigned subleaf, Register in, int number) {
+    unsigned x[4] = {};
+    if (subleaf > 0 && (!__get_cpuid_count(leaf, 0, &x[A], &x[B], &x[C], &x[D]) || x[A] < subleaf)) return false;
+    return __get_cpuid_count(leaf, subleaf, &x[A], &x[B], &x[C], &x[D]) && (x[in] >> number & 1);
+}
 
-#if defined(__x86_64__)
+// Whether the kernel saves these register states.
+static bool saved(unsigned mask) {
+    if (!bit(1, 0, C, 27)) return false;
+    unsigned low, high;
+    asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return (low & mask) == mask;
+}
+
 // Linux gives AMX tile registers to a process on request only. The request must be made before other threads exist.
 static bool request_amx() {
 #if defined(__linux__)
@@ -34,56 +39,51 @@ static bool request_amx() {
     return false;
 #endif
 }
+#endif
+
+struct InstructionSet {
+    const char* name;
+    bool (*offered)();
+};
+
+#define ROW(name, test) {#name, [] { return test; }},
+static constexpr InstructionSet sets[] = {INSTRUCTION_SETS(ROW)};
+#undef ROW
+
+const char* isa_name(Isa isa) { return int(isa) < int(std::size(sets)) ? sets[int(isa)].name : "another"; }
 
 static Isa detect() {
-    unsigned a, b, c, d, b7, c7, d7, a71 = 0;
-    if (!__get_cpuid(1, &a, &b, &c, &d)) return Isa::plain;
-    const bool fma = c >> 12 & 1, f16c = c >> 29 & 1, osxsave = c >> 27 & 1;
-    if (!osxsave || !__get_cpuid_count(7, 0, &a, &b7, &c7, &d7)) return Isa::plain;
-    if (a >= 1) __get_cpuid_count(7, 1, &a71, &b, &c, &d);
-    unsigned low, high;
-    asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));  // the register states that the kernel saves
-    const auto saved = [&](unsigned mask) { return (low & mask) == mask; };
-    const bool avx2 = fma && f16c && (b7 >> 5 & 1) && saved(0x6);
-    const bool avx512 = avx2 && (b7 >> 16 & 1) && (b7 >> 17 & 1) && (b7 >> 30 & 1) && (b7 >> 31 & 1) && saved(0xe6);
+    size_t best = 0;
+    while (best + 1 < std::size(sets) && sets[best + 1].offered()) best++;
 #if defined(EMULATED_UNITS)  // dev/test/support/emulated_units.h replaces the matrix units
-    if (avx512) return Isa::amx;
+    if (Isa(best) >= Isa::avx512) return Isa::amx;
 #endif
-    const bool avx512bf16 = avx512 && (a71 >> 5 & 1);
-    const bool amx = avx512bf16 && (d7 >> 22 & 1) && (d7 >> 24 & 1) && saved(0x60000) && request_amx();
-    if (amx) return Isa::amx;
-    return avx512bf16 ? Isa::avx512bf16 : avx512 ? Isa::avx512 : avx2 ? Isa::avx2 : Isa::plain;
+    return Isa(best);
 }
 
 bool has_fast_vdpbf16ps() {
-#if defined(EMULATED_UNITS)
+#if defined(EMULATED_UNITS) || !defined(__x86_64__)
     return false;  // as on the CPUs that have AMX
 #else
-    unsigned a, b, c, d;
-    return best_isa() >= Isa::avx512bf16 && __get_cpuid_count(7, 0, &a, &b, &c, &d) && !(d >> 22 & 1);
+    return best_isa() >= Isa::avx512bf16 && !bit(7, 0, D, 22);
 #endif
 }
-#else
-static Isa detect() {
-#if defined(__aarch64__)
-    return Isa::neon;  // every arm64 CPU has it
-#else
-    return Isa::plain;
-#endif
-}
-bool has_fast_vdpbf16ps() { return false; }
-#endif
 
 // Returns the value of CPU_ISA, or `offered` if it is not set.
 static Isa limited(Isa offered) {
-    const char* wanted = getenv("CPU_ISA");
-    if (!wanted || !*wanted) return offered;
-    for (int i = 0; i < int(std::size(names)); i++)
-        if (std::string(wanted) == names[i]) {
-            ENSURE(Isa(i) <= offered, "CPU_ISA=%s, but this machine offers %s at most", wanted, isa_name(offered));
+    const char* value = getenv("CPU_ISA");
+    if (!value || !*value) return offered;
+    const std::string wanted = value;
+    std::string known;
+    for (int i = 0; i < int(std::size(sets)); i++) {
+        if (wanted == sets[i].name) {
+            ENSURE(Isa(i) <= offered, "CPU_ISA=%s, but this machine offers %s at most", value, isa_name(offered));
             return Isa(i);
         }
-    fail(EXIT_USAGE, "CPU_ISA=%s is not known: %s", wanted, known_names);
+        known += format(i == 0 ? "%s" : i + 1 < int(std::size(sets)) ? ", %s" : " or %s", sets[i].name);
+    }
+    ENSURE(wanted != "plain" && wanted != "neon", "CPU_ISA=%s has another name now: use CPU_ISA=base", value);
+    fail(EXIT_USAGE, "CPU_ISA=%s is not known: %s", value, known.c_str());
 }
 
 Isa best_isa() {

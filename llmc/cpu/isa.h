@@ -4,8 +4,23 @@
 
 #include <string>
 
-// Each level includes those before it. The levels above plain are those of x86-64; arm64 has one, neon.
-enum class Isa { plain, avx2, avx512, avx512bf16, amx, neon = avx2 };
+// The instruction sets, one line each: the name, which is that of its source and namespace, and what a CPU must have
+// beside what the sets above it need (the functions are in isa.cpp). base is SSE2 on x86-64 and NEON on arm64.
+#define X86_SETS(SET)                                                                                        \
+    SET(avx2, bit(1, 0, C, 12) && bit(1, 0, C, 29) && bit(7, 0, B, 5) && saved(0x6)) /* FMA, F16C, AVX2 */   \
+    SET(avx512, bit(7, 0, B, 16) && bit(7, 0, B, 17) && bit(7, 0, B, 30) && bit(7, 0, B, 31) && saved(0xe6)) \
+    SET(avx512bf16, bit(7, 1, A, 5))                                                                         \
+    SET(amx, bit(7, 0, D, 22) && bit(7, 0, D, 24) && saved(0x60000) && request_amx()) /* AMX-BF16, AMX-TILE */
+
+#if defined(__x86_64__)
+#define INSTRUCTION_SETS(SET) SET(base, true) X86_SETS(SET)  // those of this program
+#else
+#define INSTRUCTION_SETS(SET) SET(base, true)
+#endif
+
+#define ISA_NAME(name, test) name,
+enum class Isa { base, X86_SETS(ISA_NAME) };
+#undef ISA_NAME
 
 const char* isa_name(Isa isa);
 // The best that this machine and its kernel support. The environment variable CPU_ISA makes it a machine that has no

@@ -1,23 +1,23 @@
 // matrix_attention.h: causal attention in bf16 on matrix units, for heads of 32, 64, 96 or 128 channels. Compiled for
-// AMX (amx.cpp) and for AVX512-BF16 (avx512bf16.cpp), into the namespace MATRIX_VARIANT of the including file.
+// AMX (amx.cpp) and for AVX512-BF16 (avx512bf16.cpp), into the namespace VARIANT of the including file.
 //
-// A task is one head of one sequence. It packs the head's q, k and v (microkernel_bf16.h) and visits blocks of 32
+// A task is one head of one sequence. It packs the head's q, k and v (matrix_microkernel.h) and visits blocks of 32
 // queries by 32 keys; it skips the blocks above the diagonal. No T x T matrix is stored. Forward keeps the scores of 32
 // queries for up to FORWARD_KEYS key blocks and computes their exact softmax; longer sequences take several such chunks
 // of keys, rescaled online. Backward keeps P^T and dS^T of a chunk of CHUNK x CHUNK blocks, 1 MiB together, in
 // the second-level cache. Scores, softmax and all sums are float; P and dS are rounded to bf16 as operands. The chunks'
 // sizes are constants, so the bits do not depend on the number of threads.
+#pragma once
 #include <omp.h>
 
 #include <algorithm>
 #include <cmath>
 
-#include "cpu/variants.h"
-#include "cpu/matmul.h"
+#include "cpu/matrix_microkernel.h"
 #include "cpu/memory.h"
-#include "cpu/microkernel_bf16.h"
+#include "cpu/variants.h"
 
-namespace cpu::MATRIX_VARIANT {
+namespace cpu::VARIANT {
 
 namespace {
 
@@ -30,29 +30,46 @@ struct Head {
     int T, HS, ld;
 };
 
-// Hands out arrays from one thread's scratch memory.
-struct ThreadArena {
-    char* next;
-    template <class T>
-    T* take(int64_t count) {
-        T* array = reinterpret_cast<T*>(next);
-        next += round_up<int64_t>(count * int64_t(sizeof(T)), 64);
-        return array;
+// Scratch memory of a task of forward. The operands are packed.
+struct ForwardScratch {
+    bf16 *q, *k, *v;
+    float *score, *sums;
+    bf16* p;
+
+    // Sets the pointers, for memory at base (null: to nothing), and returns its size in bytes.
+    int64_t lay_out(void* base, int T, int HS) {
+        const int64_t blocks = panels_of(T), keys = std::min<int64_t>(blocks, FORWARD_KEYS);
+        Arena arena{base};
+        for (bf16** operand : {&q, &k, &v}) *operand = arena.take<bf16>(blocks * PANEL * HS);
+        score = arena.take<float>(keys * BLOCK);
+        p = arena.take<bf16>(keys * BLOCK);
+        sums = arena.take<float>(PANEL * HS);
+        return round_up<int64_t>(arena.bytes, 4096);
     }
 };
 
-// Bytes of scratch memory for a task of forward, and of backward.
-int64_t forward_bytes(int T, int HS) {
-    const int64_t blocks = panels_of(T), keys = std::min<int64_t>(blocks, FORWARD_KEYS), head = blocks * PANEL * HS;
-    return 3 * head * int64_t(sizeof(bf16)) + keys * BLOCK * int64_t(sizeof(float) + sizeof(bf16)) +
-           PANEL * HS * int64_t(sizeof(float)) + 4096;
-}
+// Scratch memory of a task of backward.
+struct HeadScratch {
+    bf16 *k_a, *v_a;           // A operands; inner dimension: channels
+    bf16 *q_b, *dout_b;        // B operands; inner dimension: channels
+    bf16* k_t;                 // A operand; inner dimension: tokens
+    bf16 *q_cols, *dout_cols;  // B operands; inner dimension: tokens
+    bf16 *p_t, *ds_t;          // P^T and dS^T of a chunk, A operands; inner dimension: queries
+    bf16* ds_b;                // dS^T of one block of queries, B operand; inner dimension: keys
+    float *dq_t, *dk_sums, *dv_sums, *s, *dp;
 
-int64_t backward_bytes(int T, int HS) {
-    const int64_t head = int64_t(panels_of(T)) * PANEL * HS;
-    return head * int64_t(7 * sizeof(bf16) + sizeof(float)) + int64_t(2 * CHUNK + 1) * CHUNK * BLOCK * sizeof(bf16) +
-           (2 * int64_t(CHUNK) * PANEL * HS + 2 * BLOCK) * int64_t(sizeof(float)) + 4096;
-}
+    int64_t lay_out(void* base, int T, int HS) {
+        const int64_t size = int64_t(panels_of(T)) * PANEL * HS;
+        Arena arena{base};
+        for (bf16** operand : {&k_a, &v_a, &q_b, &dout_b, &k_t, &q_cols, &dout_cols}) *operand = arena.take<bf16>(size);
+        for (bf16** operand : {&p_t, &ds_t}) *operand = arena.take<bf16>(int64_t(CHUNK) * CHUNK * BLOCK);
+        ds_b = arena.take<bf16>(CHUNK * BLOCK);
+        dq_t = arena.take<float>(size);
+        for (float** sums : {&dk_sums, &dv_sums}) *sums = arena.take<float>(int64_t(CHUNK) * PANEL * HS);
+        for (float** block : {&s, &dp}) *block = arena.take<float>(BLOCK);
+        return round_up<int64_t>(arena.bytes, 4096);
+    }
+};
 
 // Packs a head. With inner_tokens false, the micro-panels are 32 tokens each and the inner dimension is the channels:
 // pack is pack_rows_as_a or pack_rows_as_b. With inner_tokens true, the micro-panels are 32 channels each and the inner
@@ -112,7 +129,7 @@ void store_block(const Head& head, int block, const float* sums, const float* fa
 // Returns scale * score - offset for 16 scores. The offset (row_max or lse) is a rounded product, so this product is
 // rounded as well; a fused multiply-subtract would leave the rounding error, which is 32 from 1e9 on and overflows exp.
 // Compilers do not fuse a multiplication that names its rounding.
-FORCE_INLINE __m512 exponent(float scale, const float* score, __m512 offset) {
+INLINE __m512 exponent(float scale, const float* score, __m512 offset) {
     const __m512 scaled =
         _mm512_mul_round_ps(broadcast(scale), _mm512_load_ps(score), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     return _mm512_sub_ps(scaled, offset);
@@ -170,17 +187,14 @@ void compute_exponentials(bf16* p, Softmax& softmax, const float* score, int i, 
 }
 
 // Forward of one head: out, q, k, v (T, HS), lse (T).
-void head_forward(const Head& out, float* lse, const Head& q, const Head& k, const Head& v, ThreadArena arena) {
+void head_forward(const Head& out, float* lse, const Head& q, const Head& k, const Head& v,
+                  const ForwardScratch& scratch) {
+    float* const sums = scratch.sums;
     const int T = q.T, HS = q.HS, blocks = panels_of(T), channels = HS / PANEL;
     const float scale = 1.0f / std::sqrt(float(HS));
-    const int64_t size = int64_t(blocks) * PANEL * HS;
-    bf16 *packed_q = arena.take<bf16>(size), *packed_k = arena.take<bf16>(size), *packed_v = arena.take<bf16>(size);
-    float* score = arena.take<float>(int64_t(std::min(blocks, FORWARD_KEYS)) * BLOCK);
-    bf16* p = arena.take<bf16>(int64_t(std::min(blocks, FORWARD_KEYS)) * BLOCK);
-    float* sums = arena.take<float>(PANEL * HS);
-    pack_as_a(packed_q, q);
-    pack_as_b(packed_k, k);
-    pack_as_b_inner_tokens(packed_v, v);
+    pack_as_a(scratch.q, q);
+    pack_as_b(scratch.k, k);
+    pack_as_b_inner_tokens(scratch.v, v);
 
     for (int i = 0; i < blocks; i++) {
         Softmax softmax;
@@ -188,15 +202,16 @@ void head_forward(const Head& out, float* lse, const Head& q, const Head& k, con
         std::fill_n(softmax.row_sum, PANEL, 0.0f);
         for (int j0 = 0; j0 <= i; j0 += FORWARD_KEYS) {
             const int j1 = std::min(i + 1, j0 + FORWARD_KEYS);
-            compute_scores(score, softmax, packed_q, packed_k, i, j0, j1, channels, scale);
-            compute_exponentials(p, softmax, score, i, j0, j1, scale);
+            compute_scores(scratch.score, softmax, scratch.q, scratch.k, i, j0, j1, channels, scale);
+            compute_exponentials(scratch.p, softmax, scratch.score, i, j0, j1, scale);
             if (j0 > 0)
                 for (int c = 0; c < channels; c++)
                     for (int r = 0; r < PANEL; r++)
                         for (float* x : {sums + c * BLOCK + r * PANEL, sums + c * BLOCK + r * PANEL + 16})
                             _mm512_store_ps(x, _mm512_mul_ps(_mm512_load_ps(x), broadcast(softmax.rescale[r])));
             for (int c = 0; c < channels; c++)
-                microkernel(sums + c * BLOCK, p, packed_v + (int64_t(c) * blocks + j0) * TILE_PAIR, j1 - j0, j0 > 0);
+                microkernel(sums + c * BLOCK, scratch.p, scratch.v + (int64_t(c) * blocks + j0) * TILE_PAIR, j1 - j0,
+                            j0 > 0);
         }
         alignas(64) float factor[PANEL];
         for (int r = 0; r < PANEL; r++) {
@@ -238,8 +253,7 @@ struct KeyRow {
 };
 
 // s and dp: the key's row of the sums k q^T and v dout^T. diagonal: queries before the key (0 to 31) are masked.
-FORCE_INLINE KeyRow key_row(const float* s, const float* dp, const QueryStats& queries, int key, bool diagonal,
-                            float scale) {
+INLINE KeyRow key_row(const float* s, const float* dp, const QueryStats& queries, int key, bool diagonal, float scale) {
     const __mmask32 mask = diagonal ? ~0u << key : ~0u;  // queries at or after the key
     __m512 p[2], ds[2];
 #pragma GCC unroll 2
@@ -255,8 +269,8 @@ FORCE_INLINE KeyRow key_row(const float* s, const float* dp, const QueryStats& q
 
 // P^T and dS^T of a block (32 keys, 32 queries) from its sums s and dp: p_t and ds_t are tile pairs of A operands for
 // dv and dk, ds_b is a tile pair of the B operand for dq^T.
-FORCE_INLINE void probability_blocks(bf16* p_t, bf16* ds_t, bf16* ds_b, const float* s, const float* dp,
-                                     const QueryStats& queries, bool diagonal, float scale) {
+INLINE void probability_blocks(bf16* p_t, bf16* ds_t, bf16* ds_b, const float* s, const float* dp,
+                               const QueryStats& queries, bool diagonal, float scale) {
     for (int r = 0; r < PANEL; r += 2) {
         const KeyRow even = key_row(s + r * PANEL, dp + r * PANEL, queries, r, diagonal, scale);
         const KeyRow odd = key_row(s + (r + 1) * PANEL, dp + (r + 1) * PANEL, queries, r + 1, diagonal, scale);
@@ -283,42 +297,12 @@ void transpose_block(float* block) {
 }
 
 // Backward of one head. All matrices are (T, HS), lse is (T).
-struct HeadBackward {
-    Head dq, dk, dv;
-    Head dout, out, q, k, v;
+struct HeadBackward : HeadScratch {
+    Head dq, dk, dv, dout, out;
     const float* lse;
-    int blocks, channels;
-    float scale;
-    bf16 *k_a, *v_a;           // A operands; inner dimension: channels
-    bf16 *q_b, *dout_b;        // B operands; inner dimension: channels
-    bf16* k_t;                 // A operand; inner dimension: tokens
-    bf16 *q_cols, *dout_cols;  // B operands; inner dimension: tokens
-    bf16 *p_t, *ds_t;          // P^T and dS^T of a chunk, A operands; inner dimension: queries
-    bf16* ds_b;                // dS^T of one block of queries, B operand; inner dimension: keys
-    float *dq_t, *dk_sums, *dv_sums, *s, *dp;
-
-    HeadBackward(const Head& dq, const Head& dk, const Head& dv, const Head& dout, const Head& out, const float* lse,
-                 const Head& q, const Head& k, const Head& v, ThreadArena arena)
-        : dq(dq),
-          dk(dk),
-          dv(dv),
-          dout(dout),
-          out(out),
-          q(q),
-          k(k),
-          v(v),
-          lse(lse),
-          blocks(panels_of(q.T)),
-          channels(q.HS / PANEL),
-          scale(1.0f / std::sqrt(float(q.HS))) {
-        const int64_t size = int64_t(blocks) * PANEL * q.HS;
-        for (bf16** operand : {&k_a, &v_a, &q_b, &dout_b, &k_t, &q_cols, &dout_cols}) *operand = arena.take<bf16>(size);
-        for (bf16** operand : {&p_t, &ds_t}) *operand = arena.take<bf16>(int64_t(CHUNK) * CHUNK * BLOCK);
-        ds_b = arena.take<bf16>(CHUNK * BLOCK);
-        dq_t = arena.take<float>(size);
-        for (float** sums : {&dk_sums, &dv_sums}) *sums = arena.take<float>(int64_t(CHUNK) * PANEL * q.HS);
-        for (float** block : {&s, &dp}) *block = arena.take<float>(BLOCK);
-    }
+    Head q, k, v;
+    int blocks = panels_of(q.T), channels = q.HS / PANEL;
+    float scale = 1.0f / std::sqrt(float(q.HS));
 
     void run() {
         pack_as_a(k_a, k);
@@ -381,16 +365,17 @@ void check_head_size(int HS) {
 
 }  // namespace
 
-int64_t attention_scratch_bytes(int T, int HS) {
-    return round_up<int64_t>(std::max(forward_bytes(T, HS), backward_bytes(T, HS)), 4096) * omp_get_max_threads();
+int64_t scratch_bytes(int, int T, int C, int NH, int) {
+    const int HS = C / NH;
+    const int64_t forward = ForwardScratch().lay_out(nullptr, T, HS), backward = HeadScratch().lay_out(nullptr, T, HS);
+    return std::max(forward, backward) * omp_get_max_threads();
 }
 
-template <>
-void attention_forward<bf16>(bf16* out, float* lse, const bf16* qkv, int B, int T, int NH, int HS, Stream) {
+void attention_forward(bf16* out, float* lse, const bf16* qkv, int B, int T, int NH, int HS, Stream) {
     check_head_size(HS);
     const int C = NH * HS;
-    const int64_t own = round_up<int64_t>(forward_bytes(T, HS), 4096);
-    char* scratch = static_cast<char*>(cpu::scratch(own * omp_get_max_threads()));
+    const int64_t own = ForwardScratch().lay_out(nullptr, T, HS);
+    char* memory = static_cast<char*>(cpu::scratch(own * omp_get_max_threads()));
 #pragma omp parallel for collapse(2) schedule(dynamic, 1)
     for (int b = 0; b < B; b++)
         for (int h = 0; h < NH; h++) {
@@ -399,19 +384,20 @@ void attention_forward<bf16>(bf16* out, float* lse, const bf16* qkv, int B, int 
                 bf16* rows = const_cast<bf16*>(qkv) + int64_t(b) * T * 3 * C + index * C + h * HS;
                 return Head{rows, T, HS, 3 * C};
             };
+            ForwardScratch scratch;
+            scratch.lay_out(memory + own * omp_get_thread_num(), T, HS);
             head_forward({out + int64_t(b) * T * C + h * HS, T, HS, C}, lse + (int64_t(b) * NH + h) * T, head(0),
-                         head(1), head(2), {scratch + own * omp_get_thread_num()});
+                         head(1), head(2), scratch);
             _mm_sfence();
         }
 }
 
-template <>
-void attention_backward<bf16>(bf16* dqkv, const bf16* dout, const bf16* out, const float* lse, const bf16* qkv, int B,
-                              int T, int NH, int HS, Stream) {
+void attention_backward(bf16* dqkv, const bf16* dout, const bf16* out, const float* lse, const bf16* qkv, int B, int T,
+                        int NH, int HS, Stream) {
     check_head_size(HS);
     const int C = NH * HS;
-    const int64_t own = round_up<int64_t>(backward_bytes(T, HS), 4096);
-    char* scratch = static_cast<char*>(cpu::scratch(own * omp_get_max_threads()));
+    const int64_t own = HeadScratch().lay_out(nullptr, T, HS);
+    char* memory = static_cast<char*>(cpu::scratch(own * omp_get_max_threads()));
 #pragma omp parallel for collapse(2) schedule(dynamic, 1)
     for (int b = 0; b < B; b++)
         for (int h = 0; h < NH; h++) {
@@ -419,12 +405,21 @@ void attention_backward<bf16>(bf16* dqkv, const bf16* dout, const bf16* out, con
             const auto head = [&](const bf16* matrix, int index, int ld) {  // index: q, k, v as in qkv
                 return Head{const_cast<bf16*>(matrix) + int64_t(b) * T * ld + index * C + h * HS, T, HS, ld};
             };
-            HeadBackward(head(dqkv, 0, 3 * C), head(dqkv, 1, 3 * C), head(dqkv, 2, 3 * C), head(dout, 0, C),
-                         head(out, 0, C), lse + (int64_t(b) * NH + h) * T, head(qkv, 0, 3 * C), head(qkv, 1, 3 * C),
-                         head(qkv, 2, 3 * C), {scratch + own * omp_get_thread_num()})
+            HeadScratch scratch;
+            scratch.lay_out(memory + own * omp_get_thread_num(), T, HS);
+            HeadBackward{scratch,
+                         head(dqkv, 0, 3 * C),
+                         head(dqkv, 1, 3 * C),
+                         head(dqkv, 2, 3 * C),
+                         head(dout, 0, C),
+                         head(out, 0, C),
+                         lse + (int64_t(b) * NH + h) * T,
+                         head(qkv, 0, 3 * C),
+                         head(qkv, 1, 3 * C),
+                         head(qkv, 2, 3 * C)}
                 .run();
             _mm_sfence();
         }
 }
 
-}  // namespace cpu::MATRIX_VARIANT
+}  // namespace cpu::VARIANT

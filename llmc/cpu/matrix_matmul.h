@@ -1,26 +1,26 @@
 // matrix_matmul.h: bf16 matmul on matrix units, and the packed copies of weights. Compiled for AMX (amx.cpp) and for
-// AVX512-BF16 (avx512bf16.cpp), into the namespace MATRIX_VARIANT of the including file.
+// AVX512-BF16 (avx512bf16.cpp), into the namespace VARIANT of the including file.
 //
-// A matmul packs its activations into tiles (microkernel_bf16.h). Its tasks then compute blocks of the result, in steps
-// of KC tile pairs along the inner dimension: the current micro-panel of B (16 KiB) stays in the first-level cache, and
-// the task's micro-panels of A and its sums stay in the second (2 MiB). The sums are compact 32 x 32 blocks: in rows as
-// long as those of the result, they would fall into few cache sets whenever a row is a multiple of 4 KiB. After the
-// last step the epilogue (bias, residual, GELU or its derivative) runs while the 32 x 32 sums are in the first-level
-// cache, and the result is rounded and stored, once.
+// A matmul packs its activations into tiles (matrix_microkernel.h). Its tasks then compute blocks of the result, in
+// steps of KC tile pairs along the inner dimension: the current micro-panel of B (16 KiB) stays in the first-level
+// cache, and the task's micro-panels of A and its sums stay in the second (2 MiB). The sums are compact 32 x 32 blocks:
+// in rows as long as those of the result, they would fall into few cache sets whenever a row is a multiple of 4 KiB.
+// After the last step the epilogue (bias, residual, GELU or its derivative) runs while the 32 x 32 sums are in the
+// first-level cache, and the result is rounded and stored, once.
 //
 // Every element is one chain of additions in the order of the inner dimension, whatever the tasks are: the bits depend
 // neither on the number of threads nor on the task grid.
+#pragma once
 #include <omp.h>
 
 #include <algorithm>
-#include <vector>
 
-#include "cpu/variants.h"
-#include "cpu/matmul.h"
+#include "cpu/matrix_attention.h"
+#include "cpu/matrix_microkernel.h"
 #include "cpu/memory.h"
-#include "cpu/microkernel_bf16.h"
+#include "cpu/variants.h"
 
-namespace cpu::MATRIX_VARIANT {
+namespace cpu::VARIANT {
 
 namespace {
 
@@ -137,19 +137,7 @@ void matmul(float* scratch, const PackedOperand& a, const PackedOperand& b, cons
 }
 
 constexpr int64_t TASK_SUMS = int64_t(TASK_PANELS) * BLOCK;  // floats per thread
-
-// Hands out arrays from scratch memory at base. With base null it only counts their bytes.
-struct PageArena {
-    void* base;
-    int64_t bytes = 0;
-
-    template <class T>
-    T* take(int64_t count) {
-        T* array = base ? reinterpret_cast<T*>(static_cast<char*>(base) + bytes) : nullptr;
-        bytes += round_up<int64_t>(count * int64_t(sizeof(T)), 4096);
-        return array;
-    }
-};
+constexpr int64_t PAGE = 4096;                               // alignment of arrays in scratch memory
 
 // Calls pack(x, r, c) for each 32 x 32 block of a row-major matrix (rows, columns): x is the block's rows, r and c its
 // position in blocks. All threads of a parallel region call it; there is no barrier at its end.
@@ -173,7 +161,7 @@ bf16* pair_at(bf16* packed, int panel, int k, int depth) { return packed + (int6
 
 // Prefetches rows r0 to r1 - 1 of block (i, j) of a row-major matrix (rows, columns) into the first-level cache.
 template <class T>
-FORCE_INLINE void prefetch_rows(const T* matrix, int rows, int columns, int i, int j, int r0, int r1) {
+INLINE void prefetch_rows(const T* matrix, int rows, int columns, int i, int j, int r0, int r1) {
     const T* from = matrix + int64_t(i * PANEL + r0) * columns + j * PANEL;
     for (int r = r0; r < std::min(r1, rows - i * PANEL); r++, from += columns)
         for (int line = 0; line < PANEL * int(sizeof(T)); line += 64)
@@ -189,17 +177,17 @@ struct ForwardEpilogue {
     const bf16 *bias, *residual;
     int N, OC;
 
-    FORCE_INLINE void prefetch(int i, int j, int r0, int r1) const {
+    INLINE void prefetch(int i, int j, int r0, int r1) const {
         if (residual) prefetch_rows(residual, N, OC, i, j, r0, r1);
     }
 
-    FORCE_INLINE void apply(const float* sums, int i, int j, int r0, int r1) const {
+    INLINE void apply(const float* sums, int i, int j, int r0, int r1) const {
         r1 = std::min(r1, N - i * PANEL);
         can_stream(out, OC, j * PANEL) ? store<true>(sums, i, j, r0, r1) : store<false>(sums, i, j, r0, r1);
     }
 
     template <bool STREAM>
-    FORCE_INLINE void store(const float* sums, int i, int j, int r0, int r1) const {
+    INLINE void store(const float* sums, int i, int j, int r0, int r1) const {
         const int column = j * PANEL;
         const __mmask32 mask = lane_mask32(OC - column);
         __m512 bias0 = broadcast(0.0f), bias1 = broadcast(0.0f);
@@ -232,17 +220,17 @@ struct InputGradientEpilogue {
     const float* partial;  // written by PartialSumEpilogue
     int N, IC;
 
-    FORCE_INLINE void prefetch(int i, int j, int r0, int r1) const {
+    INLINE void prefetch(int i, int j, int r0, int r1) const {
         if (pre_gelu) prefetch_rows(pre_gelu, N, IC, i, j, r0, r1);
     }
 
-    FORCE_INLINE void apply(const float* sums, int i, int j, int r0, int r1) const {
+    INLINE void apply(const float* sums, int i, int j, int r0, int r1) const {
         r1 = std::min(r1, N - i * PANEL);
         can_stream(dinp, IC, j * PANEL) ? store<true>(sums, i, j, r0, r1) : store<false>(sums, i, j, r0, r1);
     }
 
     template <bool STREAM>
-    FORCE_INLINE void store(const float* sums, int i, int j, int r0, int r1) const {
+    INLINE void store(const float* sums, int i, int j, int r0, int r1) const {
         const int column = j * PANEL;
         const __mmask32 mask = lane_mask32(IC - column);
         int64_t at = int64_t(i * PANEL + r0) * IC + column;
@@ -268,11 +256,11 @@ struct WeightGradientEpilogue {
     int OC, IC;
     bool accumulate;
 
-    FORCE_INLINE void prefetch(int i, int j, int r0, int r1) const {
+    INLINE void prefetch(int i, int j, int r0, int r1) const {
         if (accumulate) prefetch_rows(dweight, OC, IC, i, j, r0, r1);
     }
 
-    FORCE_INLINE void apply(const float* sums, int i, int j, int r0, int r1) const {
+    INLINE void apply(const float* sums, int i, int j, int r0, int r1) const {
         r1 = std::min(r1, OC - i * PANEL);
         if (!accumulate && can_stream(dweight, IC, j * PANEL))
             store<true>(sums, i, j, r0, r1);
@@ -281,7 +269,7 @@ struct WeightGradientEpilogue {
     }
 
     template <bool STREAM>
-    FORCE_INLINE void store(const float* sums, int i, int j, int r0, int r1) const {
+    INLINE void store(const float* sums, int i, int j, int r0, int r1) const {
         const int column = j * PANEL;
         const __mmask16 mask0 = lane_mask16(IC - column), mask1 = lane_mask16(IC - column - 16);
         float* to = dweight + int64_t(i * PANEL + r0) * IC + column;
@@ -308,9 +296,9 @@ struct PartialSumEpilogue {
     int columns;
     bool first;
 
-    FORCE_INLINE void prefetch(int, int, int, int) const {}
+    INLINE void prefetch(int, int, int, int) const {}
 
-    FORCE_INLINE void apply(const float* sums, int i, int j, int r0, int r1) const {
+    INLINE void apply(const float* sums, int i, int j, int r0, int r1) const {
         float* to = partial + (int64_t(i) * columns + j) * BLOCK;
         for (int x = r0 * PANEL; x < r1 * PANEL; x += 16)
             _mm512_store_ps(to + x, first ? _mm512_load_ps(sums + x)
@@ -319,7 +307,7 @@ struct PartialSumEpilogue {
 };
 
 // Adds the 32 rows of a block packed by pack_rows_as_a to the sums of its even columns and of its odd columns.
-FORCE_INLINE void add_rows(__m512& even, __m512& odd, const bf16* pair) {
+INLINE void add_rows(__m512& even, __m512& odd, const bf16* pair) {
     const __m512i high = _mm512_set1_epi32(int(0xffff0000));
     for (int r = 0; r < 32; r++) {
         const __m512i x = _mm512_load_si512(pair + 32 * r);
@@ -358,7 +346,7 @@ struct BackwardScratch {
 
     // Sets the pointers, for scratch memory at base (null: to nothing), and returns its size in bytes.
     int64_t lay_out(void* base, int N, int IC, int OC, bool weight_is_packed) {
-        PageArena arena{base};
+        Arena arena{base, PAGE};
         const int rows = row_block(N), channels = channel_block(rows, OC);
         packed_weight = arena.take<bf16>(weight_is_packed ? 0 : 2 * operand_size(OC, IC));
         inp = arena.take<bf16>(operand_size(rows, IC));
@@ -454,13 +442,9 @@ struct Backward {
 
 }  // namespace
 
-template <>
-int64_t packed_bytes<bf16>(int OC, int IC) {
-    return 2 * operand_size(OC, IC) * int64_t(sizeof(bf16));
-}
+int64_t packed_bytes(int OC, int IC) { return 2 * operand_size(OC, IC) * int64_t(sizeof(bf16)); }
 
-template <>
-void pack_weight<bf16>(void* packed, const bf16* weight, int OC, int IC, Stream) {
+void pack_weight(void* packed, const bf16* weight, int OC, int IC, Stream) {
 #pragma omp parallel
     pack_both(packed, weight, OC, IC);
 }
@@ -473,10 +457,9 @@ int64_t scratch_of(int N, int IC, int OC, bool weight_is_packed) {
 // The model packs its weights, so it reserves no scratch for packed weights.
 int64_t matmul_scratch_bytes(int N, int IC, int OC) { return scratch_of(N, IC, OC, true); }
 
-template <>
-void matmul_forward<bf16>(const MatmulForward<bf16>& m, int N, int IC, int OC, Stream) {
+void matmul_forward(const MatmulForward<bf16>& m, int N, int IC, int OC, Stream) {
     const void* packed = m.weight.packed;
-    PageArena arena{cpu::scratch(scratch_of(N, IC, OC, packed))};
+    Arena arena{cpu::scratch(scratch_of(N, IC, OC, packed)), PAGE};
     bf16* packed_weight = arena.take<bf16>(packed ? 0 : 2 * operand_size(OC, IC));
     bf16* packed_inp = arena.take<bf16>(operand_size(row_block(N), IC));
     float* sums = arena.take<float>(TASK_SUMS * omp_get_max_threads());
@@ -500,8 +483,7 @@ void matmul_forward<bf16>(const MatmulForward<bf16>& m, int N, int IC, int OC, S
     }
 }
 
-template <>
-void matmul_backward<bf16>(const MatmulBackward<bf16>& m, int N, int IC, int OC, Stream) {
+void matmul_backward(const MatmulBackward<bf16>& m, int N, int IC, int OC, Stream) {
     const bool pack = m.dinp.data && !m.weight.packed;
     BackwardScratch scratch;
     scratch.lay_out(cpu::scratch(scratch_of(N, IC, OC, !pack)), N, IC, OC, !pack);
@@ -548,4 +530,15 @@ double measure_peak_flops() {
     return flops;
 }
 
-}  // namespace cpu::MATRIX_VARIANT
+const Variant variant{.of_float = {},
+                      .of_bf16 = {.matmul_scratch_bytes = matmul_scratch_bytes,
+                                  .scratch_bytes = scratch_bytes,
+                                  .measure_peak_flops = measure_peak_flops,
+                                  .packed_bytes = packed_bytes,
+                                  .pack_weight = pack_weight,
+                                  .matmul_forward = matmul_forward,
+                                  .matmul_backward = matmul_backward,
+                                  .attention_forward = attention_forward,
+                                  .attention_backward = attention_backward}};
+
+}  // namespace cpu::VARIANT

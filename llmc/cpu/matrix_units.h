@@ -13,16 +13,16 @@
 #include <immintrin.h>
 #pragma GCC diagnostic pop
 
+#include "base/dtype.h"
+
 namespace cpu {
 namespace {
 
 // Rounds 32 floats to bf16; those of `first` are in the lower half.
-inline __attribute__((always_inline)) __m512i round_pair_to_bf16(__m512 first, __m512 second) {
-    return (__m512i)_mm512_cvtne2ps_pbh(second, first);
-}
+INLINE __m512i round_pair_to_bf16(__m512 first, __m512 second) { return (__m512i)_mm512_cvtne2ps_pbh(second, first); }
 
 // sums[i] + a[2i + 1] * b[2i + 1] + a[2i] * b[2i] for 16 lanes i, as two fused multiply-adds, the odd one first.
-inline __attribute__((always_inline)) __m512 add_pair_products(__m512 sums, __m512i a, __m512i b) {
+INLINE __m512 add_pair_products(__m512 sums, __m512i a, __m512i b) {
     return _mm512_dpbf16_ps(sums, (__m512bh)a, (__m512bh)b);
 }
 

@@ -411,24 +411,9 @@ void adamw(floatX* weight, float* master, float* m, float* v, const float* grad,
     }
 }
 
-INSTANTIATE(embedding_forward);
-INSTANTIATE(embedding_backward);
-INSTANTIATE(layernorm_forward);
-INSTANTIATE(layernorm_backward);
+#define OP(op) INSTANTIATE(op);
+EACH_OPERATION(OP)
 INSTANTIATE(packed_bytes);
 INSTANTIATE(pack_weight);
-INSTANTIATE(matmul_forward);
-INSTANTIATE(matmul_backward);
-INSTANTIATE(add_residual);
-INSTANTIATE(attention_forward);
-INSTANTIATE(attention_backward);
-INSTANTIATE(attention_decode);
-INSTANTIATE(gelu_forward);
-INSTANTIATE(gelu_backward);
-INSTANTIATE(cross_entropy_forward);
-INSTANTIATE(cross_entropy);
-INSTANTIATE(cross_entropy_shard);
-INSTANTIATE(cross_entropy_shard_backward);
-INSTANTIATE(adamw);
 
 }  // namespace cpu::reference

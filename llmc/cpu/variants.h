@@ -1,49 +1,87 @@
-// variants.h: declares every variant of the CPU operations, one namespace each. cpu::reference is the reference: plain
-// loops that run on every machine. The other variants compute the same results faster, and the tests compare them with
-// cpu::reference. cpu::<op> calls the variant that isa() selects (dispatch.cpp). Without a matrix unit the matmul is that
-// of cpu::fp32 (matmul.cpp). Variants read neither amax nor an FP8 weight, which are up to cpu::<op> (fp8.cpp). The
-// small operations on gradients, on losses and of Muon (norm.cpp, cross_entropy.cpp, muon.cpp) exist in cpu only.
+// variants.h: the variants of the CPU operations. A variant is a source that is compiled for an instruction set, into a
+// namespace of the same name, and exports a table of its operations: base.cpp, avx2.cpp and avx512.cpp have all of them
+// (vector_*.h), avx512bf16.cpp and amx.cpp the bf16 matmul and attention (matrix_*.h). cpu::<op> calls the variant of
+// the best set up to isa() that has it (dispatch.cpp). Tests compare all variants with cpu::reference (reference.cpp).
 //
-// A variant need not define every operation. avx2, avx512 and neon are compiled from vector_ops.h, which has no matmul.
-// avx512bf16 and amx have the bf16 matmul (matrix_matmul.h) and bf16 attention (matrix_attention.h) only.
+// Variants read neither amax nor an FP8 weight, which are up to cpu::<op> (fp8.cpp). Their sources must not emit inline
+// functions of others: of several copies the linker keeps one, perhaps one with instructions that the CPU lacks. So
+// they are compiled with -O1 at least, and test_cpu_isa.py looks for such copies.
 #pragma once
 #include "cpu/isa.h"
 #include "ops/ops.h"
 
-namespace cpu::reference {
-#include "ops/ops.inc"
-}
-namespace cpu::avx2 {
-#include "ops/ops.inc"
-}
-namespace cpu::avx512 {
-#include "ops/ops.inc"
-}
-namespace cpu::neon {
-#include "ops/ops.inc"
-}
-namespace cpu::avx512bf16 {
-#include "ops/ops.inc"
-}
-namespace cpu::amx {
-#include "ops/ops.inc"
-}
-
-// The bf16 variant of op for the matrix unit that isa() selects. isa() is avx512bf16 or amx, and has_matrix_variant
-// holds.
-#define MATRIX_VARIANT_OF(op) (isa() == Isa::amx ? amx::op : avx512bf16::op)
-
 namespace cpu {
-// Whether the build has variants for matrix units that take this element type.
-#if defined(__x86_64__)
-template <class floatX>
-constexpr bool has_matrix_variant = sizeof(floatX) == 2;  // bf16
-#else
-template <class floatX>
-constexpr bool has_matrix_variant = false;
-#endif
 
-// The largest scratch memory in bytes that an operation of the selected vector variant (avx2, avx512 or neon) takes,
-// for OpenMP's current number of threads; 0 with CPU_ISA=plain.
-int64_t vector_scratch_bytes(int B, int T, int C, int NH, int Vp);
+// The operations on tensors of both element types that a full variant has, in the order of ops.inc.
+// clang-format off
+#define EACH_OPERATION(OP)                                                                                \
+    OP(embedding_forward) OP(embedding_backward) OP(layernorm_forward) OP(layernorm_backward)             \
+    OP(matmul_forward) OP(matmul_backward) OP(add_residual) OP(attention_forward) OP(attention_backward)  \
+    OP(attention_decode) OP(gelu_forward) OP(gelu_backward) OP(cross_entropy_forward) OP(cross_entropy)   \
+    OP(cross_entropy_shard) OP(cross_entropy_shard_backward) OP(adamw)
+// clang-format on
+
+// The operations of a variant for one element type; null: the variant lacks it.
+template <class floatX>
+struct Operations {
+    decltype(&cpu::sum_of_squares) sum_of_squares = nullptr;
+    // sums (columns) = the column sums of x (N, columns), or += if accumulate
+    void (*column_sums)(float* sums, const floatX* x, int N, int columns, bool accumulate) = nullptr;
+    int64_t (*matmul_scratch_bytes)(int N, int IC, int OC) = nullptr;
+    decltype(&cpu::scratch_bytes<floatX>) scratch_bytes = nullptr;  // of all but the matmuls
+    double (*measure_peak_flops)() = nullptr;                       // of the matmul's microkernel, on all threads
+    decltype(&cpu::packed_bytes<floatX>) packed_bytes = nullptr;    // matrix units only
+    decltype(&cpu::pack_weight<floatX>) pack_weight = nullptr;
+#define FIELD(op) decltype(&cpu::op<floatX>) op = nullptr;
+    EACH_OPERATION(FIELD)
+#undef FIELD
+};
+
+struct Variant {
+    Operations<float> of_float;
+    Operations<bf16> of_bf16;
+};
+
+#define DECLARE(name, test)       \
+    namespace name {              \
+    extern const Variant variant; \
+    }
+INSTRUCTION_SETS(DECLARE)
+#undef DECLARE
+
+namespace reference {
+#include "ops/ops.inc"
+}
+
+// The operations of the best set up to isa() that has all of them, as vector code.
+template <class floatX>
+const Operations<floatX>& vector_operations();
+
+// The peak FLOP/s that MFU is relative to: the microkernel's rate on operands in the nearest caches, summed over all
+// threads, or over as many of them as there are cores. bf16: the matrix unit's microkernel, or the fp32 one on CPUs
+// without a matrix unit. Takes 0.05 s.
+template <class floatX>
+double measure_peak_flops();
+
+// The highest FLOP/s of run(), which does `flop` operations per call. The calling thread repeats it for 0.02 s, and at
+// least 10 times, which takes longer when other programs use its core.
+template <class Run>
+double peak_of(const Run& run, double flop) {
+    double best = 0.0;
+    const double start = seconds_now();
+    for (int tries = 0; tries < 10 || seconds_now() < start + 0.02; tries++) {
+        const double before = seconds_now();
+        for (int i = 0; i < 4; i++) run();
+        const double rate = 4 * flop / (seconds_now() - before);
+        best = rate > best ? rate : best;
+    }
+    return best;
+}
+
+// fp8.cpp. raise_amax raises *amax (Out), if it is not null. The matmuls are those of ops.inc with weight.in_fp8(N).
+void raise_amax(float* amax, const bf16* x, int64_t count);
+inline void raise_amax(float*, const float*, int64_t) {}  // fp32 tensors have no FP8 copies
+void fp8_matmul_forward(MatmulForward<bf16> m, int N, int IC, int OC, Stream stream);
+void fp8_matmul_backward(MatmulBackward<bf16> m, int N, int IC, int OC, Stream stream);
+
 }  // namespace cpu

@@ -16,8 +16,6 @@
 #include <arm_neon.h>
 #endif
 
-#define VEC_INLINE __attribute__((always_inline)) inline
-
 namespace cpu {
 namespace {
 
@@ -47,16 +45,16 @@ struct Partial {
 
 // Calls body(index, width) for every VL of count elements; width is Full, or Partial for the last ones.
 template <class Body>
-VEC_INLINE void for_vectors(int64_t count, Body body) {
+INLINE void for_vectors(int64_t count, Body body) {
     int64_t i = 0;
     for (; i + VL <= count; i += VL) body(i, Full{});
     if (i < count) body(i, Partial{int(count - i)});
 }
 
-VEC_INLINE floatv broadcast(float x) { return x - floatv{}; }  // not x + 0, which is a real addition: -0 + 0 is 0
+INLINE floatv broadcast(float x) { return x - floatv{}; }  // not x + 0, which is a real addition: -0 + 0 is 0
 
 // Conversions between 16 and 32 bits. __builtin_convertvector is several instructions with gcc 12, on arm64 four loads.
-VEC_INLINE uintv to_uint(shortv x) {
+INLINE uintv to_uint(shortv x) {
 #if defined(__AVX512F__)
     return (uintv)_mm512_maskz_cvtepu16_epi32(0xffff, (__m256i)x);
 #elif defined(__AVX2__)
@@ -67,7 +65,7 @@ VEC_INLINE uintv to_uint(shortv x) {
     return __builtin_convertvector(x, uintv);
 #endif
 }
-VEC_INLINE shortv to_short(uintv x) {
+INLINE shortv to_short(uintv x) {
 #if defined(__AVX512F__)
     return (shortv)_mm512_maskz_cvtepi32_epi16(0xffff, (__m512i)x);
 #else
@@ -75,7 +73,7 @@ VEC_INLINE shortv to_short(uintv x) {
 #endif
 }
 
-VEC_INLINE floatv widen(shortv x) {
+INLINE floatv widen(shortv x) {
 #if defined(__aarch64__)
     return (floatv)vshll_n_u16((uint16x4_t)x, 16);
 #else
@@ -84,14 +82,14 @@ VEC_INLINE floatv widen(shortv x) {
 }
 
 // Rounds to nearest, ties to even. A NaN stays a quiet NaN.
-VEC_INLINE shortv round_to_bf16(floatv x) {
+INLINE shortv round_to_bf16(floatv x) {
     const uintv u = (uintv)x, high = u >> 16;
     const uintv rounded = (u + 0x7fff + (high & 1)) >> 16;
     return to_short(x == x ? rounded : high | 0x40);
 }
 
 // Stochastic rounding to bf16 with 16 random bits per lane, the same as round_randomly of random.h.
-VEC_INLINE shortv round_randomly(floatv x, shortv random) {
+INLINE shortv round_randomly(floatv x, shortv random) {
     const uintv u = (uintv)x;
     const shortv up_or_down = to_short((u + to_uint(random)) >> 16);
     const uintv limit = (u & 0x7fffffff) >= 0x7f7f0000 ? ~uintv{} : uintv{};
@@ -99,54 +97,54 @@ VEC_INLINE shortv round_randomly(floatv x, shortv random) {
     return (round_to_bf16(x) & nearest) | (up_or_down & ~nearest);
 }
 
-VEC_INLINE floatv load(const float* p, Full = {}) { return *reinterpret_cast<const floatv_memory*>(p); }
-VEC_INLINE floatv load(const bf16* p, Full = {}) { return widen(*reinterpret_cast<const shortv_memory*>(p)); }
-VEC_INLINE void store(float* p, floatv x, Full = {}) { *reinterpret_cast<floatv_memory*>(p) = x; }
-VEC_INLINE void store(bf16* p, floatv x, Full = {}) { *reinterpret_cast<shortv_memory*>(p) = round_to_bf16(x); }
+INLINE floatv load(const float* p, Full = {}) { return *reinterpret_cast<const floatv_memory*>(p); }
+INLINE floatv load(const bf16* p, Full = {}) { return widen(*reinterpret_cast<const shortv_memory*>(p)); }
+INLINE void store(float* p, floatv x, Full = {}) { *reinterpret_cast<floatv_memory*>(p) = x; }
+INLINE void store(bf16* p, floatv x, Full = {}) { *reinterpret_cast<shortv_memory*>(p) = round_to_bf16(x); }
 
 // Stores VL elements by stochastic rounding, with random (VL).
-VEC_INLINE void store_stochastic(bf16* p, floatv x, const uint16_t* random) {
+INLINE void store_stochastic(bf16* p, floatv x, const uint16_t* random) {
     *reinterpret_cast<shortv_memory*>(p) = round_randomly(x, *reinterpret_cast<const shortv_memory*>(random));
 }
 
-VEC_INLINE floatv load(const float* p, Partial partial) {
+INLINE floatv load(const float* p, Partial partial) {
     floatv x = {};
     __builtin_memcpy(&x, p, partial.lanes * sizeof(float));
     return x;
 }
-VEC_INLINE floatv load(const bf16* p, Partial partial) {
+INLINE floatv load(const bf16* p, Partial partial) {
     shortv x = {};
     __builtin_memcpy(&x, p, partial.lanes * sizeof(bf16));
     return widen(x);
 }
-VEC_INLINE void store(float* p, floatv x, Partial partial) { __builtin_memcpy(p, &x, partial.lanes * sizeof(float)); }
-VEC_INLINE void store(bf16* p, floatv x, Partial partial) {
+INLINE void store(float* p, floatv x, Partial partial) { __builtin_memcpy(p, &x, partial.lanes * sizeof(float)); }
+INLINE void store(bf16* p, floatv x, Partial partial) {
     const shortv rounded = round_to_bf16(x);
     __builtin_memcpy(p, &rounded, partial.lanes * sizeof(bf16));
 }
 
 // x in the lanes that width touches, `other` in the rest.
-VEC_INLINE floatv mask_lanes(floatv x, float, Full) { return x; }
-VEC_INLINE floatv mask_lanes(floatv x, float other, Partial partial) {
+INLINE floatv mask_lanes(floatv x, float, Full) { return x; }
+INLINE floatv mask_lanes(floatv x, float other, Partial partial) {
     for (int i = partial.lanes; i < VL; i++) x[i] = other;
     return x;
 }
 
 // Stores x and returns the value stored, x rounded to the element type.
-VEC_INLINE floatv store_rounded(float* p, floatv x, auto width) {
+INLINE floatv store_rounded(float* p, floatv x, auto width) {
     store(p, x, width);
     return x;
 }
-VEC_INLINE floatv store_rounded(bf16* p, floatv x, auto width) {
+INLINE floatv store_rounded(bf16* p, floatv x, auto width) {
     const shortv rounded = round_to_bf16(x);
     __builtin_memcpy(p, &rounded, width.lanes * sizeof(bf16));
     return widen(rounded);
 }
 
-VEC_INLINE floatv max(floatv a, floatv b) { return a > b ? a : b; }  // b where either is NaN
+INLINE floatv max(floatv a, floatv b) { return a > b ? a : b; }  // b where either is NaN
 
 // 0 where x < limit, else value. On arm64 gcc 12 compiles ?: to x >= limit and two tests for NaN, hence the intrinsics.
-VEC_INLINE floatv zero_below(floatv x, float limit, floatv value) {
+INLINE floatv zero_below(floatv x, float limit, floatv value) {
 #if defined(__aarch64__)
     return (floatv)vbicq_u32((uint32x4_t)value, vcltq_f32((float32x4_t)x, vdupq_n_f32(limit)));
 #else
@@ -155,14 +153,14 @@ VEC_INLINE floatv zero_below(floatv x, float limit, floatv value) {
 }
 
 // The sum and the maximum of the lanes, as a binary tree.
-VEC_INLINE float reduce_sum(floatv x) {
+INLINE float reduce_sum(floatv x) {
     float lane[VL];
     __builtin_memcpy(lane, &x, sizeof x);
     for (int half = VL / 2; half > 0; half /= 2)
         for (int i = 0; i < half; i++) lane[i] += lane[i + half];
     return lane[0];
 }
-VEC_INLINE float reduce_max(floatv x) {
+INLINE float reduce_max(floatv x) {
     float lane[VL];
     __builtin_memcpy(lane, &x, sizeof x);
     for (int half = VL / 2; half > 0; half /= 2)
@@ -170,7 +168,7 @@ VEC_INLINE float reduce_max(floatv x) {
     return lane[0];
 }
 
-VEC_INLINE floatv square_root(floatv x) {
+INLINE floatv square_root(floatv x) {
 #if defined(__AVX512F__)
     return _mm512_maskz_sqrt_ps(0xffff, x);  // gcc 12 warns of an uninitialized value in _mm512_sqrt_ps
 #elif defined(__AVX2__)
@@ -187,7 +185,7 @@ VEC_INLINE floatv square_root(floatv x) {
 // 2, and e^f = 1 + f + f^2 q(f), with q fitted to the smallest relative error (3e-9). Adding 1.5 * 2^23 rounds x / ln 2
 // to n, and leaves n in the low bits of the sum. n ln 2 is subtracted in two parts; the first part of ln 2 has so few
 // digits that its product with n is exact.
-VEC_INLINE floatv exp(floatv x) {
+INLINE floatv exp(floatv x) {
     const floatv rounder = broadcast(0x1.8p23f);
     const floatv shifted = x * 1.44269504f + rounder, n = shifted - rounder;
     floatv f = x - n * 0.693359375f;
@@ -206,13 +204,13 @@ VEC_INLINE floatv exp(floatv x) {
 // s is (1 + tanh u) / 2 without its cancellation for negative u.
 constexpr float gelu_slope = 1.5957691216f, gelu_cubic = 0.044715f;  // 2 sqrt(2/pi)
 
-VEC_INLINE floatv gelu_logistic(floatv x) { return 1.0f / (1.0f + exp(-gelu_slope * x * (1.0f + gelu_cubic * x * x))); }
+INLINE floatv gelu_logistic(floatv x) { return 1.0f / (1.0f + exp(-gelu_slope * x * (1.0f + gelu_cubic * x * x))); }
 
-VEC_INLINE floatv gelu(floatv x) { return x * gelu_logistic(x); }
+INLINE floatv gelu(floatv x) { return x * gelu_logistic(x); }
 
 // d gelu / dx = s + x s (1 - s) 2u'. Beyond |x| = 40, s is 0 or 1 and the second term is 0. x is clamped there, because
 // x^3 may overflow.
-VEC_INLINE floatv gelu_derivative(floatv x) {
+INLINE floatv gelu_derivative(floatv x) {
     const floatv s = gelu_logistic(x);
     const floatv below = x > 40.0f ? broadcast(40.0f) : x;
     const floatv clamped = below < -40.0f ? broadcast(-40.0f) : below;
@@ -223,7 +221,7 @@ VEC_INLINE floatv gelu_derivative(floatv x) {
 // One step of a transposition, for rows a = x[i] and b = x[i + HALF]: swaps the lanes of a whose number has the bit
 // HALF with the lanes of b whose number lacks it.
 template <int HALF, int... L>
-VEC_INLINE void swap_lanes(floatv& a, floatv& b, std::integer_sequence<int, L...>) {
+INLINE void swap_lanes(floatv& a, floatv& b, std::integer_sequence<int, L...>) {
     const floatv new_a = __builtin_shufflevector(a, b, (L & HALF ? L - HALF + VL : L)...);
     const floatv new_b = __builtin_shufflevector(a, b, (L & HALF ? L + VL : L + HALF)...);
     a = new_a;
@@ -232,14 +230,14 @@ VEC_INLINE void swap_lanes(floatv& a, floatv& b, std::integer_sequence<int, L...
 
 // x[i][j] = x[j][i]
 template <int HALF = VL / 2>
-VEC_INLINE void transpose(floatv (&x)[VL]) {
+INLINE void transpose(floatv (&x)[VL]) {
     for (int i = 0; i < VL; i++)
         if (!(i & HALF)) swap_lanes<HALF>(x[i], x[i + HALF], std::make_integer_sequence<int, VL>{});
     if constexpr (HALF > 1) transpose<HALF / 2>(x);
 }
 
 // high, low: the upper and lower 32 bits of the 64-bit products of each lane of x and the factor.
-VEC_INLINE void multiply_wide(uintv& high, uintv& low, uintv x, uint32_t factor) {
+INLINE void multiply_wide(uintv& high, uintv& low, uintv x, uint32_t factor) {
 #if defined(__AVX512F__) || defined(__AVX2__)
     typedef uint64_t longv __attribute__((vector_size(4 * VL)));
 #if defined(__AVX512F__)
@@ -270,7 +268,7 @@ VEC_INLINE void multiply_wide(uintv& high, uintv& low, uintv x, uint32_t factor)
 
 // a, b = a[0], b[0], a[1], b[1], ...
 template <int... L>
-VEC_INLINE void interleave(uintv& a, uintv& b, std::integer_sequence<int, L...>) {
+INLINE void interleave(uintv& a, uintv& b, std::integer_sequence<int, L...>) {
     const uintv low = __builtin_shufflevector(a, b, (L / 2 + L % 2 * VL)...);
     const uintv high = __builtin_shufflevector(a, b, (L / 2 + L % 2 * VL + VL / 2)...);
     a = low;
@@ -278,7 +276,7 @@ VEC_INLINE void interleave(uintv& a, uintv& b, std::integer_sequence<int, L...>)
 }
 
 // The bits16 of 8 VL consecutive elements by Philox{seed, stream} of random.h, for VL indices from `first` on.
-VEC_INLINE void random_bits16(uint16_t (&bits)[8 * VL], uint64_t seed, uint64_t stream, uint64_t first) {
+INLINE void random_bits16(uint16_t (&bits)[8 * VL], uint64_t seed, uint64_t stream, uint64_t first) {
     uintv x[4] = {uintv{} + uint32_t(first), {}, uintv{} + uint32_t(stream), uintv{} + uint32_t(stream >> 32)};
     for (int i = 0; i < VL; i++) x[0][i] += uint32_t(i);
     x[1] = x[0] < uint32_t(first) ? uintv{} + uint32_t((first >> 32) + 1) : uintv{} + uint32_t(first >> 32);

@@ -1,4 +1,4 @@
-// vector_attention.h: causal attention in vector registers, a part of vector_ops.h. For float, and for bf16 on CPUs
+// vector_attention.h: causal attention in vector registers. For float, and for bf16 on CPUs
 // without a matrix unit, for heads that matrix_attention.h does not take, and for attention_decode.
 //
 // Scores are stored transposed: a row for each key, a column for each of 32 queries, so that a lane is a query. Softmax
@@ -8,8 +8,17 @@
 // keeps a running maximum and sum (online softmax), so no memory grows with T * T.
 //
 // The bound is fp32's FMA rate: 4 HS FLOP forward and 10 HS FLOP backward for each pair of query and key.
+#pragma once
+#include <math.h>  // C functions: std::log(float) is an inline function with external linkage
+#include <omp.h>
 
-namespace cpu::VECTOR_VARIANT {
+#include <algorithm>
+
+#include "cpu/memory.h"
+#include "cpu/variants.h"
+#include "cpu/vec.h"
+
+namespace cpu::VARIANT {
 
 constexpr int QUERIES = 32;      // in a block
 constexpr int KEYS = 64;         // in a block
@@ -49,7 +58,11 @@ static inline void matmul_tile(float* c, int ldc, const float* a, int a_row_stri
 template <bool ADD>
 static void matmul(float* c, int ldc, const float* a, int a_row_stride, int a_k_stride, const float* b, int ldb,
                    int rows, int columns, int depth) {
-    constexpr int ROWS = VL == 8 ? 4 : 8;  // fills the registers: AVX2 has 16 of them, AVX-512 and NEON 32
+#if defined(__AVX512F__) || defined(__aarch64__)
+    constexpr int ROWS = 8;  // fills the 32 registers
+#else
+    constexpr int ROWS = 4;  // of 16 registers
+#endif
     for (int column = 0; column < columns; column += 2 * VL) {
         int r = 0;
         for (; r + ROWS <= rows; r += ROWS)
@@ -99,12 +112,10 @@ static void transpose_block(float* out, const float* in, int rows, int columns) 
 
 // masked_value in the lanes whose query is before the key, score in the others. Lane i is query first + i.
 static inline floatv causal_mask(floatv score, int first, int key, float masked_value) {
-    uintv query;
+    uintv query = {};
     for (int i = 0; i < VL; i++) query[i] = uint32_t(first + i);
     return query >= uint32_t(key) ? score : broadcast(masked_value);
 }
-
-static int min(int a, int b) { return a < b ? a : b; }
 
 // ---- forward
 
@@ -144,35 +155,36 @@ static void attend(const QueryBlock& block, float* scores, const float* k, const
     matmul<true>(block.out, QUERIES, v, 1, HSp, scores, QUERIES, HS, QUERIES, keys);
 }
 
-// Hands out arrays from a task's scratch memory.
-struct FloatArena {
-    float *next, *end;
-    float* take(int64_t count) {
-        float* array = next;
-        next += count;
-        assert(next <= end);
-        return array;
+// Scratch memory of a forward task.
+struct ForwardScratch {
+    float *k, *v, *scores, *rows;
+    QueryBlock blocks[QUERY_BLOCKS];
+
+    // Sets the pointers, for memory at base (null: to nothing), and returns its size in bytes.
+    int64_t lay_out(void* base, int HS) {
+        const int HSp = padded_channels(HS);
+        Arena arena{base};
+        k = arena.take<float>(KEYS * HSp), v = arena.take<float>(KEYS * HSp);
+        scores = arena.take<float>(KEYS * QUERIES), rows = arena.take<float>(QUERIES * HSp);
+        for (QueryBlock& block : blocks) {
+            block.query = arena.take<float>(HSp * QUERIES), block.out = arena.take<float>(HSp * QUERIES);
+            block.row_max = arena.take<float>(QUERIES), block.row_sum = arena.take<float>(QUERIES);
+        }
+        return arena.bytes;
     }
 };
-
-static int64_t forward_floats(int HS) {
-    return QUERY_BLOCKS * (2 * padded_channels(HS) + 2) * QUERIES + (2 * padded_channels(HS) + QUERIES) * KEYS +
-           QUERIES * padded_channels(HS);
-}
 
 // Queries first to last - 1 of one head. qkv (T, 3C), out (T, C) and lse (T) point to the head's first element.
 template <class floatX>
 static void attention_forward_task(floatX* out, float* lse, const floatX* qkv, int first, int last, int C, int HS,
-                                   float* scratch) {
+                                   void* memory) {
     const int HSp = padded_channels(HS), blocks = ceil_div(last - first, QUERIES);
     const float scale = 1.0f / sqrtf(float(HS));
-    FloatArena arena{scratch, scratch + forward_floats(HS)};
-    float *k = arena.take(KEYS * HSp), *v = arena.take(KEYS * HSp), *scores = arena.take(KEYS * QUERIES);
-    float* rows = arena.take(QUERIES * HSp);
-    QueryBlock block[QUERY_BLOCKS];
+    ForwardScratch scratch;
+    scratch.lay_out(memory, HS);
+    const auto [k, v, scores, rows, block] = scratch;
     for (int i = 0; i < blocks; i++) {
-        block[i] = {arena.take(HSp * QUERIES), arena.take(HSp * QUERIES), arena.take(QUERIES), arena.take(QUERIES)};
-        const int t = first + i * QUERIES, count = min(QUERIES, last - t);
+        const int t = first + i * QUERIES, count = std::min(QUERIES, last - t);
         __builtin_memset(rows + count * HSp, 0, (QUERIES - count) * HSp * sizeof(float));
         read_rows(rows, qkv + int64_t(t) * 3 * C, 3 * C, count, HS, scale);
         transpose_block(block[i].query, rows, QUERIES, HSp);
@@ -183,17 +195,17 @@ static void attention_forward_task(floatX* out, float* lse, const floatX* qkv, i
         }
     }
     for (int key = 0; key < last; key += KEYS) {
-        const int keys = min(KEYS, last - key);
+        const int keys = std::min(KEYS, last - key);
         const floatX* head = qkv + int64_t(key) * 3 * C;
         read_rows(k, head + C, 3 * C, keys, HS, 1.0f);
         read_rows(v, head + 2 * C, 3 * C, keys, HS, 1.0f);
         for (int i = 0; i < blocks; i++) {
-            const int t = first + i * QUERIES, seen = min(keys, t + QUERIES - key);
+            const int t = first + i * QUERIES, seen = std::min(keys, t + QUERIES - key);
             if (seen > 0) attend(block[i], scores, k, v, t, key, seen, HS);
         }
     }
     for (int i = 0; i < blocks; i++) {
-        const int t = first + i * QUERIES, count = min(QUERIES, last - t);
+        const int t = first + i * QUERIES, count = std::min(QUERIES, last - t);
         for (int q = 0; q < count; q++) lse[t + q] = block[i].row_max[q] + logf(block[i].row_sum[q]);
         for (int q = 0; q < QUERIES; q += VL) {
             const floatv inverse_sum = 1.0f / load(block[i].row_sum + q);
@@ -205,29 +217,42 @@ static void attention_forward_task(floatX* out, float* lse, const floatX* qkv, i
     }
 }
 
-static int64_t backward_floats(int T, int HS) {
-    const int64_t HSp = padded_channels(HS);
-    return 4 * T * HSp + (6 * HSp + 2 + 2 * KEYS) * QUERIES;
-}
+// Scratch memory of a backward task; _t: transposed.
+struct BackwardScratch {
+    float *k, *v, *dk, *dv;    // (T, HSp)
+    float *q, *dy, *rows;      // (QUERIES, HSp)    dy: the rows of dout
+    float *q_t, *dy_t, *dq_t;  // (HSp, QUERIES)
+    float *block_lse, *D;      // (QUERIES)
+    float *weights, *dscores;  // (KEYS, QUERIES)
+
+    int64_t lay_out(void* base, int T, int HS) {
+        const int64_t HSp = padded_channels(HS);
+        Arena arena{base};
+        for (float** array : {&k, &v, &dk, &dv}) *array = arena.take<float>(T * HSp);
+        for (float** array : {&q, &q_t, &dy, &dy_t, &dq_t, &rows}) *array = arena.take<float>(QUERIES * HSp);
+        for (float** array : {&block_lse, &D}) *array = arena.take<float>(QUERIES);
+        for (float** array : {&weights, &dscores}) *array = arena.take<float>(KEYS * QUERIES);
+        return arena.bytes;
+    }
+};
 
 static int64_t attention_scratch_bytes(int T, int HS) {
-    const int64_t forward = forward_floats(HS), backward = backward_floats(T, HS);
-    return round_up<int64_t>((forward > backward ? forward : backward) * sizeof(float), 64);
+    return std::max(ForwardScratch().lay_out(nullptr, HS), BackwardScratch().lay_out(nullptr, T, HS));
 }
 
 // A task is QUERY_BLOCKS blocks of queries of one head. The loop starts with the last queries: they see the most keys.
 template <class floatX>
 void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, int HS, Stream) {
     const int C = NH * HS, task_queries = QUERY_BLOCKS * QUERIES, ranges = ceil_div(T, task_queries);
-    const int64_t floats = attention_scratch_bytes(T, HS) / int64_t(sizeof(float));
-    float* scratch = static_cast<float*>(cpu::scratch(floats * omp_get_max_threads() * int64_t(sizeof(float))));
+    const int64_t bytes = attention_scratch_bytes(T, HS);
+    char* scratch = static_cast<char*>(cpu::scratch(bytes * omp_get_max_threads()));
 #pragma omp parallel for collapse(2) schedule(dynamic)
     for (int range = ranges - 1; range >= 0; range--)
         for (int head = 0; head < B * NH; head++) {
             const int b = head / NH, h = head % NH, first = range * task_queries;
             attention_forward_task(out + int64_t(b) * T * C + h * HS, lse + int64_t(head) * T,
-                                   qkv + int64_t(b) * T * 3 * C + h * HS, first, min(first + task_queries, T), C, HS,
-                                   scratch + floats * omp_get_thread_num());
+                                   qkv + int64_t(b) * T * 3 * C + h * HS, first, std::min(first + task_queries, T), C,
+                                   HS, scratch + bytes * omp_get_thread_num());
         }
 }
 
@@ -254,23 +279,18 @@ static void softmax_backward(float* weights, float* dscores, const float* lse, c
 // the blocks of queries. D = row sums of dout * out.
 template <class floatX>
 static void attention_backward_task(floatX* dqkv, const floatX* dout, const floatX* out, const float* lse,
-                                    const floatX* qkv, int T, int C, int HS, float* scratch) {
+                                    const floatX* qkv, int T, int C, int HS, void* memory) {
     const int HSp = padded_channels(HS);
     const float scale = 1.0f / sqrtf(float(HS));
-    FloatArena arena{scratch, scratch + backward_floats(T, HS)};
-    float *k = arena.take(int64_t(T) * HSp), *v = arena.take(int64_t(T) * HSp);
-    float *dk = arena.take(int64_t(T) * HSp), *dv = arena.take(int64_t(T) * HSp);
-    float *q = arena.take(QUERIES * HSp), *q_t = arena.take(QUERIES * HSp);    // (QUERIES, HSp) and transposed
-    float *dy = arena.take(QUERIES * HSp), *dy_t = arena.take(QUERIES * HSp);  // the rows of dout
-    float *dq_t = arena.take(QUERIES * HSp), *rows = arena.take(QUERIES * HSp);
-    float *block_lse = arena.take(QUERIES), *D = arena.take(QUERIES);
-    float *weights = arena.take(KEYS * QUERIES), *dscores = arena.take(KEYS * QUERIES);
+    BackwardScratch scratch;
+    scratch.lay_out(memory, T, HS);
+    const auto [k, v, dk, dv, q, dy, rows, q_t, dy_t, dq_t, block_lse, D, weights, dscores] = scratch;
     read_rows(k, qkv + C, 3 * C, T, HS, 1.0f);
     read_rows(v, qkv + 2 * C, 3 * C, T, HS, 1.0f);
     __builtin_memset(dk, 0, 2 * int64_t(T) * HSp * sizeof(float));
 
     for (int t = 0; t < T; t += QUERIES) {
-        const int count = min(QUERIES, T - t);
+        const int count = std::min(QUERIES, T - t);
         if (count < QUERIES)
             for (float* block : {q, dy}) __builtin_memset(block, 0, QUERIES * HSp * sizeof(float));
         read_rows(q, qkv + int64_t(t) * 3 * C, 3 * C, count, HS, scale);
@@ -286,7 +306,7 @@ static void attention_backward_task(floatX* dqkv, const floatX* dout, const floa
         transpose_block(dy_t, dy, QUERIES, HSp);
         __builtin_memset(dq_t, 0, QUERIES * HSp * sizeof(float));
         for (int key = 0; key < t + count; key += KEYS) {
-            const int keys = min(KEYS, t + count - key);
+            const int keys = std::min(KEYS, t + count - key);
             const int64_t row = int64_t(key) * HSp;
             matmul<false>(weights, QUERIES, k + row, HSp, 1, q_t, QUERIES, keys, QUERIES, HS);
             matmul<false>(dscores, QUERIES, v + row, HSp, 1, dy_t, QUERIES, keys, QUERIES, HS);
@@ -307,14 +327,14 @@ template <class floatX>
 void attention_backward(floatX* dqkv, const floatX* dout, const floatX* out, const float* lse, const floatX* qkv, int B,
                         int T, int NH, int HS, Stream) {
     const int C = NH * HS;
-    const int64_t floats = attention_scratch_bytes(T, HS) / int64_t(sizeof(float));
-    float* scratch = static_cast<float*>(cpu::scratch(floats * omp_get_max_threads() * int64_t(sizeof(float))));
+    const int64_t bytes = attention_scratch_bytes(T, HS);
+    char* scratch = static_cast<char*>(cpu::scratch(bytes * omp_get_max_threads()));
 #pragma omp parallel for schedule(dynamic)
     for (int head = 0; head < B * NH; head++) {
         const int b = head / NH, h = head % NH;
         const int64_t row = int64_t(b) * T * C + h * HS, row_qkv = int64_t(b) * T * 3 * C + h * HS;
         attention_backward_task(dqkv + row_qkv, dout + row, out + row, lse + int64_t(head) * T, qkv + row_qkv, T, C, HS,
-                                scratch + floats * omp_get_thread_num());
+                                scratch + bytes * omp_get_thread_num());
     }
 }
 
@@ -333,7 +353,7 @@ static void attention_decode_task(floatX* out, const floatX* qkv, int T, int C, 
     float row_max = -__builtin_inff();
     floatv row_sum = {};
     for (int first = 0; first < T; first += KEYS) {
-        const int keys = min(KEYS, T - first);
+        const int keys = std::min(KEYS, T - first);
         const floatX *k = qkv + int64_t(first) * 3 * C + C, *v = k + C;
         float weights[KEYS];
         floatv new_max = broadcast(row_max);
@@ -370,4 +390,4 @@ void attention_decode(floatX* out, const floatX* qkv, int T, int NH, int HS, Str
     for (int h = 0; h < NH; h++) attention_decode_task(out + h * HS, qkv + h * HS, T, NH * HS, HS);
 }
 
-}  // namespace cpu::VECTOR_VARIANT
+}  // namespace cpu::VARIANT

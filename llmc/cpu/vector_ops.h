@@ -1,19 +1,21 @@
-// vector_ops.h: all operations but the matmul in vector registers (vec.h), compiled for the instruction set of the
-// including file (avx2.cpp, avx512.cpp, neon.cpp), into its namespace VECTOR_VARIANT. The reference implementations are
-// in embedding.cpp, layernorm.cpp, ...; ops.inc has the shapes.
+// vector_ops.h: the operations in vector registers (vec.h), compiled for the instruction set of the including file
+// (base.cpp, avx2.cpp, avx512.cpp), into its namespace VARIANT. The matmul and attention are in vector_matmul.h and
+// vector_attention.h, the table of all is at the end. reference.cpp says what they compute; ops.inc has the shapes.
 //
 // The operations are bound by memory, except for the exponentials of the cross entropy, and read each array once. Work
 // is split into chunks that depend on the sizes only, and each chunk is summed in a fixed order: the bits do not depend
 // on the number of threads. The schedule is dynamic, so that a thread which loses its core does not hold up the others.
-#include <assert.h>
+#pragma once
 #include <math.h>  // C functions: std::log(float) is an inline function with external linkage (vec.h)
 #include <omp.h>
 
-#include "cpu/variants.h"
 #include "cpu/memory.h"
+#include "cpu/variants.h"
 #include "cpu/vec.h"
+#include "cpu/vector_attention.h"
+#include "cpu/vector_matmul.h"
 
-namespace cpu::VECTOR_VARIANT {
+namespace cpu::VARIANT {
 
 // Calls body(begin, end) for chunks of [0, count), on all threads.
 template <class Body>
@@ -110,7 +112,7 @@ struct ColumnSums {
 };
 constexpr int COLUMN_SUMS = 3;
 
-VEC_INLINE void add_to(float* sum, floatv x, auto width) { store(sum, load(sum, width) + x, width); }
+INLINE void add_to(float* sum, floatv x, auto width) { store(sum, load(sum, width) + x, width); }
 
 // dinp (C) of one row; adds the row to the sums. dresidual null: zero.
 template <class floatX>
@@ -424,11 +426,7 @@ void adamw(floatX* weight, float* master, float* m, float* v, const float* grad,
     }
 }
 
-}  // namespace cpu::VECTOR_VARIANT
-
-#include "cpu/vector_attention.h"
-
-namespace cpu::VECTOR_VARIANT {
+// ---- all operations
 
 template <class floatX>
 int64_t scratch_bytes(int B, int T, int C, int NH, int Vp) {
@@ -439,21 +437,15 @@ int64_t scratch_bytes(int B, int T, int C, int NH, int Vp) {
     return most;
 }
 
-}  // namespace cpu::VECTOR_VARIANT
+#define ENTRY(op) .op = op<floatX>,
+template <class floatX>
+constexpr Operations<floatX> operations{.sum_of_squares = sum_of_squares,
+                                        .column_sums = column_sums<floatX>,
+                                        .matmul_scratch_bytes = matmul_scratch_bytes<floatX>,
+                                        .scratch_bytes = scratch_bytes<floatX>,
+                                        .measure_peak_flops = measure_peak_flops,
+                                        EACH_OPERATION(ENTRY)};
 
-INSTANTIATE(cpu::VECTOR_VARIANT::scratch_bytes);
-INSTANTIATE(cpu::VECTOR_VARIANT::embedding_forward);
-INSTANTIATE(cpu::VECTOR_VARIANT::embedding_backward);
-INSTANTIATE(cpu::VECTOR_VARIANT::add_residual);
-INSTANTIATE(cpu::VECTOR_VARIANT::layernorm_forward);
-INSTANTIATE(cpu::VECTOR_VARIANT::layernorm_backward);
-INSTANTIATE(cpu::VECTOR_VARIANT::attention_forward);
-INSTANTIATE(cpu::VECTOR_VARIANT::attention_backward);
-INSTANTIATE(cpu::VECTOR_VARIANT::attention_decode);
-INSTANTIATE(cpu::VECTOR_VARIANT::gelu_forward);
-INSTANTIATE(cpu::VECTOR_VARIANT::gelu_backward);
-INSTANTIATE(cpu::VECTOR_VARIANT::cross_entropy_forward);
-INSTANTIATE(cpu::VECTOR_VARIANT::cross_entropy);
-INSTANTIATE(cpu::VECTOR_VARIANT::cross_entropy_shard);
-INSTANTIATE(cpu::VECTOR_VARIANT::cross_entropy_shard_backward);
-INSTANTIATE(cpu::VECTOR_VARIANT::adamw);
+const Variant variant{operations<float>, operations<bf16>};
+
+}  // namespace cpu::VARIANT

@@ -1,10 +1,10 @@
 // ops.h: declares the model's operations (ops.inc) in namespaces gpu and cpu. `ops` names the backend of this build.
 //
-// ops.inc is included in eight namespaces, so an editor finds eight declarations of an operation. Most calls of
-// ops::op with the CPU backend go to cpu::op in cpu/dispatch.cpp, which calls the variant that VARIANT_OF(op) names,
-// for example cpu::avx2::op. Its definition is in cpu/vector_ops.h or cpu/vector_attention.h, as
-// cpu::VECTOR_VARIANT::op; cpu/avx2.cpp sets this macro to avx2 and includes the file. The matmuls are chosen in
-// cpu/matmul.cpp, and bf16 attention on matrix units by MATRIX_VARIANT_OF (cpu/variants.h).
+// ops.inc is included in three namespaces (also in cpu::reference, cpu/variants.h), so an editor finds three
+// declarations of an operation. Most calls of ops::op with the CPU backend go to cpu::op in cpu/dispatch.cpp, which
+// calls the variant for the CPU's instruction set, for example cpu::avx2::op. Its definition is in cpu/vector_*.h, or
+// in cpu/matrix_*.h for bf16 on matrix units, as cpu::VARIANT::op; cpu/avx2.cpp sets this macro to avx2 and includes
+// the files.
 #pragma once
 #include <cfloat>
 #include <cstddef>
@@ -81,9 +81,7 @@ struct VocabShard {
     int first, count;
 
     // The token's row in this shard, or -1 if the token is negative or in another shard.
-    HOST_DEVICE __attribute__((always_inline)) int row(int token) const {
-        return token >= first && token - first < count ? token - first : -1;
-    }
+    HOST_DEVICE INLINE int row(int token) const { return token >= first && token - first < count ? token - first : -1; }
 };
 
 // Checks the arguments of the operations on a shard. No option can make them invalid.
@@ -112,7 +110,7 @@ struct DecayPattern {
         int64_t end;
         bool decays;
     };
-    HOST_DEVICE __attribute__((always_inline)) Run run(int64_t i) const {
+    HOST_DEVICE INLINE Run run(int64_t i) const {
         if (i < first) return i < first_decayed ? Run{first_decayed, true} : Run{first, false};
         const int64_t at = int64_t(uint64_t(i - first) % uint64_t(period));
         return at < decayed ? Run{i - at + decayed, true} : Run{i - at + period, false};
@@ -156,8 +154,8 @@ struct MuonBatch {
         transposed[count++] = is_transposed;
     }
     // Rows and columns of matrix i in memory.
-    HOST_DEVICE __attribute__((always_inline)) int rows_of(int i) const { return transposed[i] ? cols : rows; }
-    HOST_DEVICE __attribute__((always_inline)) int cols_of(int i) const { return transposed[i] ? rows : cols; }
+    HOST_DEVICE INLINE int rows_of(int i) const { return transposed[i] ? cols : rows; }
+    HOST_DEVICE INLINE int cols_of(int i) const { return transposed[i] ? rows : cols; }
 };
 
 // Philox stream of a step's rounding: this constant plus the step. random.h lists all streams.

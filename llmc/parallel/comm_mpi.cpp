@@ -80,7 +80,7 @@ void finish(MPI_Request* requests, int count, bool prompt = false) {
 // ---- sums += x, vectorized. The bits are the same with each instruction set.
 
 template <class Sum, class Sent>
-__attribute__((always_inline)) inline void add_loop(Sum* __restrict sums, const Sent* __restrict x, int64_t count) {
+INLINE void add_loop(Sum* __restrict sums, const Sent* __restrict x, int64_t count) {
     for (int64_t i = 0; i < count; i++) sums[i] = Sum(float(sums[i]) + float(x[i]));
 }
 

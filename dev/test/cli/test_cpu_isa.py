@@ -17,7 +17,12 @@ VALUES = re.findall(r"^\| `([a-z0-9]+)` \|", (ROOT / "docs/cpu.md").read_text(),
 def test_the_documentation_has_the_values_that_the_message_about_an_unknown_one_lists():
     error = refused(2, "CPU_ISA=unknown is not known: ", PROGRAM, "plan", env={"CPU_ISA": "unknown"}).errors[0]
     known = re.split(", | or ", error.partition(" is not known: ")[2])
-    assert "plain" in known and set(known) <= set(VALUES)
+    assert known[0] == "base" and set(known) <= set(VALUES)
+
+
+@pytest.mark.parametrize("removed", ["plain", "neon"])
+def test_a_removed_instruction_set_is_refused_with_its_new_name(removed):
+    refused(2, f"CPU_ISA={removed} has another name now: use CPU_ISA=base", PROGRAM, "plan", env={"CPU_ISA": removed})
 
 
 @pytest.mark.isa
@@ -162,7 +167,8 @@ def test_a_cpu_quota_is_shared_by_ranks_and_the_user_overrides_it(quota, data, t
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the other architectures have one instruction set")
-@pytest.mark.parametrize("name", ["avx2", "avx512", "avx512bf16", "amx"])
+@pytest.mark.parametrize("name", [source.stem for source in sorted((ROOT / "llmc/cpu").glob("*.cpp"))
+                                  if re.search("^// x86_64: ", source.read_text(), re.MULTILINE)])
 def test_an_instruction_sets_object_has_no_copy_of_a_function_of_others(name):
     """A weak symbol may stand for all copies in the program, and would run where the CPU lacks the instructions."""
     source, item = f"llmc/cpu/{name}.cpp", f"llmc/cpu/{name}.o"

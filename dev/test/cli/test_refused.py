@@ -14,7 +14,7 @@ from harness import PROGRAM, refused, train_command
     ("--master-weights off, but --precision auto is fp32 on this device", "--master-weights off"),
 ])
 def test_options_that_the_model_or_the_device_rules_out(text, options, data):
-    refused(2, text, train_command(options, out="", data=data), env={"CPU_ISA": "plain"})
+    refused(2, text, train_command(options, out="", data=data), env={"CPU_ISA": "base"})
 
 
 def test_a_run_in_the_output_of_another(trained, data):

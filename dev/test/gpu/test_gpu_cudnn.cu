@@ -1,6 +1,6 @@
-// test_gpu_cudnn.cu: compares attention by cuDNN, deterministic and not, with the definition in cpu::reference, also where
-// a micro-batch is processed in parts, and with timed plans. In the emulator, dev/simt/cudnn.cpp executes the graphs. A
-// build without cuDNN skips the tests; with cuDNN, a fallback to our own kernels is a failure.
+// test_gpu_cudnn.cu: compares attention by cuDNN, deterministic and not, with the definition in cpu::reference, also
+// where a micro-batch is processed in parts, and with timed plans. In the emulator, dev/simt/cudnn.cpp executes the
+// graphs. A build without cuDNN skips the tests; with cuDNN, a fallback to our own kernels is a failure.
 #include <cstring>
 
 #include "cpu/variants.h"
@@ -87,7 +87,7 @@ static void compare_sequence(const Outputs& got, const Tensor<bf16>& qkv, const 
     Outputs want(one);
     cpu::reference::attention_forward(want.out.data(), want.lse.data(), x.data(), 1, s.T, s.NH, s.HS, nullptr);
     cpu::reference::attention_backward(want.dqkv.data(), dy.data(), want.out.data(), want.lse.data(), x.data(), 1, s.T,
-                                   s.NH, s.HS, nullptr);
+                                       s.NH, s.HS, nullptr);
     const float sum_error = 4.0f * (std::sqrt(float(s.HS)) + std::sqrt(float(s.T))) * epsilon<float>();
     const float rounding = epsilon<bf16>(), operands = epsilon<bf16>();
     expect_close("out", sequence(got.out, s, b, s.C()), want.out, s.C(), rounding, sum_error + 0.85f * operands);

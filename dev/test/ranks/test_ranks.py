@@ -190,10 +190,10 @@ def test_ranks_of_different_programs_are_refused(never, tmp_path):
 
 @pytest.mark.isa
 def test_virtual_ranks_with_another_instruction_set_are_refused(never):
-    if ", plain;" in run(PROGRAM, "plan", TINY).out:
-        pytest.skip("this machine has CPU_ISA=plain only")
+    if ", base;" in run(PROGRAM, "plan", TINY).out:
+        pytest.skip("this machine has CPU_ISA=base only")
     command = never(VIRTUAL, "--precision fp32")  # auto is bf16 on some CPUs
-    ranks_refuse("rank 1 has CPU_ISA=plain, rank 0 has ", each_rank(command, ["env", "CPU_ISA=plain", *command]))
+    ranks_refuse("rank 1 has CPU_ISA=base, rank 0 has ", each_rank(command, ["env", "CPU_ISA=base", *command]))
 
 
 def test_ranks_by_torchrun_are_refused(never):

@@ -1,7 +1,7 @@
 // cases.h: tools for the test cases that the CPU and the GPU backend share (cases_<op>.h). A case compares the outputs
-// of ops::<op>, of the backend that the program is built for, with those of the definition, cpu::reference. Its argument is
-// CpuBackend (cpu_backend.h), which repeats a check on every CPU variant, or GpuBackend (gpu/gpu_backend.h), which
-// copies the tensors to the device and back.
+// of ops::<op>, of the backend that the program is built for, with those of the definition, cpu::reference. Its
+// argument is CpuBackend (cpu_backend.h), which repeats a check on every CPU variant, or GpuBackend
+// (gpu/gpu_backend.h), which copies the tensors to the device and back.
 #pragma once
 #include <cstring>
 

@@ -71,7 +71,8 @@ void compare(const Backend& backend, int steps, int64_t count, DecayPattern deca
                           output("m", s.m, 1, 2 * roundings, roundings * 0.1f),
                           output("v", s.v, 1, 4 * roundings, 1e-30f));
     };
-    backend.compare(outputs(OnHost{}, cpu::reference::adamw<floatX>), [&] { return outputs(backend, ops::adamw<floatX>); });
+    backend.compare(outputs(OnHost{}, cpu::reference::adamw<floatX>),
+                    [&] { return outputs(backend, ops::adamw<floatX>); });
 }
 
 // Several counts in one bucket, of which no, some or all elements decay.

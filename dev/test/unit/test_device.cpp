@@ -4,7 +4,7 @@
 #include <thread>
 
 #include "base/host.h"
-#include "cpu/matmul.h"
+#include "cpu/variants.h"
 #include "support/cases_device.h"
 #include "support/temporary.h"
 #include "support/test.h"

@@ -1,5 +1,5 @@
 // test_fp8_matmul.cpp: the shared cases of the FP8 matmuls (cases_fp8.h) on every CPU variant.
-#include "cpu/matmul.h"
+#include "cpu/variants.h"
 #include "support/cases_fp8.h"
 #include "support/cpu_backend.h"
 

@@ -1,25 +1,25 @@
-// matmul_fp32.cpp: the fp32 matmul, and the bf16 matmul where no matrix unit is used: packing widens bf16 to fp32.
+// vector_matmul.h: the fp32 matmul, and the bf16 matmul where no matrix unit is used: packing widens bf16 to fp32.
+// Compiled for the instruction set of the including file, into its namespace VARIANT.
 //
 // The loops are those of BLIS (after Goto and van de Geijn 2008). K is cut into blocks of KC. For each block, all
 // threads together pack b, and each thread packs the rows of a that its task needs, into micro-panels in the order in
-// which the microkernel reads them (microkernel_fp32.h). A micro-panel of a stays in the first-level cache while a
+// which the microkernel reads them (vector_microkernel.h). A micro-panel of a stays in the first-level cache while a
 // block of b, which stays in the second-level cache, passes it.
 //
 // Every element of the result is a sum in the order of k, so its bits depend neither on the number of threads nor on
 // how the work is cut into tasks. The epilogue (bias, residual, GELU or its derivative) is applied to a part of the
 // result while that part is in the cache.
+#pragma once
 #include <omp.h>
 
 #include <algorithm>
 #include <type_traits>
-#include <vector>
 
-#include "cpu/isa.h"
-#include "cpu/matmul.h"
 #include "cpu/memory.h"
-#include "cpu/microkernel_fp32.h"
+#include "cpu/variants.h"
+#include "cpu/vector_microkernel.h"
 
-namespace cpu::fp32 {
+namespace cpu::VARIANT {
 
 namespace {
 
@@ -30,34 +30,23 @@ constexpr int MAX_ROWS = 2048;                            // rows of a result bl
 constexpr int NC = 3072;                                  // columns of a result block
 constexpr int GEMV_COLUMNS = 64;                          // results per task where N = 1
 
-// Calls run with the kernels of isa().
-template <class Run>
-auto with_kernels(const Run& run) {
-#if defined(__x86_64__)
-    if (isa() >= Isa::avx512) return run(Avx512{});
-    if (isa() >= Isa::avx2) return run(Avx2{});
-#endif
-    return run(Plain{});
-}
-
 // How a result block (M, N) is cut into tasks: row_tasks ranges of rows, times ranges of `columns` columns. A range of
 // rows is whole micro-panels of a, and a range of columns is whole micro-panels of b.
-template <class Kernels>
 struct BlockTasks {
     int M, panels, row_tasks, columns, tasks;  // panels: number of micro-panels of a; tasks: number of tasks
-    BlockTasks(int M, int N) : M(M), panels(ceil_div(M, Kernels::MR)) {
+    BlockTasks(int M, int N) : M(M), panels(ceil_div(M, MR)) {
         const int threads = omp_get_max_threads();
         row_tasks = round_up(ceil_div(panels, MAX_TASK_PANELS), threads);
         row_tasks = std::max(1, std::min(row_tasks, panels / MIN_TASK_PANELS));
         const int column_tasks = row_tasks % threads == 0 ? 1 : ceil_div(2 * threads, row_tasks);
-        columns = round_up(ceil_div(N, column_tasks), Kernels::NR);
+        columns = round_up(ceil_div(N, column_tasks), NR);
         tasks = row_tasks * ceil_div(N, columns);
     }
     // The first row of a range; it ends where the next one begins. If the micro-panels cannot be divided evenly, the
     // first ranges have one more than the others: threads that take two tasks each then end together.
     int first_row(int range) const {
         const int quotient = panels / row_tasks, remainder = panels % row_tasks;
-        return std::min(M, (range * quotient + std::min(range, remainder)) * Kernels::MR);
+        return std::min(M, (range * quotient + std::min(range, remainder)) * MR);
     }
 };
 
@@ -65,13 +54,12 @@ int block_rows(int M, bool in_place) { return in_place ? M : std::min(M, MAX_ROW
 
 // Floats of scratch: packed b for two blocks, packed a for each thread, and the sums of one result block unless they
 // are in place (in c).
-template <class Kernels>
 struct ScratchLayout {
-    static constexpr int64_t packed_a = int64_t(KC) * MAX_TASK_PANELS * Kernels::MR;
+    static constexpr int64_t packed_a = int64_t(KC) * MAX_TASK_PANELS * MR;
     int64_t packed_b, sums;
     ScratchLayout(int M, int N, bool in_place) {
         const int columns = std::min(N, NC), rows = block_rows(M, in_place);
-        packed_b = int64_t(KC) * round_up(columns, Kernels::NR);
+        packed_b = int64_t(KC) * round_up(columns, NR);
         sums = in_place ? 0 : int64_t(rows) * columns;
     }
     int64_t bytes() const { return int64_t(sizeof(float)) * (2 * packed_b + packed_a * omp_get_max_threads() + sums); }
@@ -79,9 +67,7 @@ struct ScratchLayout {
 
 // c (rows, columns) = a b, or += if accumulate, for packed a (rows, depth) and packed b (depth, columns). Where c ends
 // inside a micro-panel, the microkernel computes a whole tile apart from c.
-template <class Kernels>
 void macrokernel(float* c, int ldc, const float* a, const float* b, int rows, int columns, int depth, bool accumulate) {
-    static constexpr int MR = Kernels::MR, NR = Kernels::NR;  // static, because std::min takes references
     float tile[MR * NR];
     for (int i = 0; i < rows; i += MR)
         for (int j = 0; j < columns; j += NR) {
@@ -89,11 +75,11 @@ void macrokernel(float* c, int ldc, const float* a, const float* b, int rows, in
             const float *a_panel = a + int64_t(i) * depth, *b_panel = b + int64_t(j) * depth;
             const int height = std::min(MR, rows - i), width = std::min(NR, columns - j);
             if (height == MR && width == NR) {
-                Kernels::microkernel(c_tile, ldc, a_panel, b_panel, depth, accumulate);
+                microkernel(c_tile, ldc, a_panel, b_panel, depth, accumulate);
                 continue;
             }
             for (int r = 0; r < height && accumulate; r++) std::copy_n(c_tile + int64_t(r) * ldc, width, tile + r * NR);
-            Kernels::microkernel(tile, NR, a_panel, b_panel, depth, accumulate);
+            microkernel(tile, NR, a_panel, b_panel, depth, accumulate);
             for (int r = 0; r < height; r++) std::copy_n(tile + r * NR, width, c_tile + int64_t(r) * ldc);
         }
 }
@@ -106,7 +92,7 @@ struct Block {
 // c (M, N) = a (M, K) b (K, N), or += if accumulate. c may be null: the sums are then kept in scratch.
 // epilogue(row, column, columns, sums) is called when the sums of `columns` elements of a row are complete; every
 // element of the result is in one such call.
-template <class Kernels, class floatX, class Epilogue>
+template <class floatX, class Epilogue>
 struct Matmul {
     float* c;
     Operand<floatX> a, b;
@@ -114,7 +100,7 @@ struct Matmul {
     bool accumulate;
     Epilogue epilogue;
     int height = block_rows(M, c != nullptr), column_blocks = ceil_div(N, NC), k_blocks = ceil_div(K, KC);
-    ScratchLayout<Kernels> layout{M, N, c != nullptr};
+    ScratchLayout layout{M, N, c != nullptr};
     float* packed_b = static_cast<float*>(scratch(layout.bytes()));
     float* packed_a = packed_b + 2 * layout.packed_b;
     float* scratch_sums = packed_a + layout.packed_a * omp_get_max_threads();
@@ -133,72 +119,59 @@ struct Matmul {
 #pragma omp parallel
         for (int i = 0; i <= blocks; i++) {
             const Block current = block(std::max(i - 1, 0)), next = block(std::min(i, blocks - 1));
-            const BlockTasks<Kernels> grid(current.rows, current.columns);
+            const BlockTasks grid(current.rows, current.columns);
             const int tasks = i > 0 ? grid.tasks : 0, packs = i < blocks ? ceil_div(next.columns, PACK_COLUMNS) : 0;
 #pragma omp for schedule(dynamic, 1)
             for (int task = 0; task < tasks + packs; task++)
-                task < tasks ? compute(current, grid, task, packed_b_of(i + 1))
-                             : pack(next, task - tasks, packed_b_of(i));
+                task < tasks ? compute_task(current, grid, task, packed_b_of(i + 1))
+                             : pack_task(next, task - tasks, packed_b_of(i));
         }
     }
 
-    static constexpr int PACK_COLUMNS = PACK_PANELS * Kernels::NR;
+    static constexpr int PACK_COLUMNS = PACK_PANELS * NR;
 
     // Packs the PACK_COLUMNS columns of b (block.depth, block.columns) that belong to one packing task.
-    void pack(const Block& block, int task, float* packed) const {
+    void pack_task(const Block& block, int task, float* packed) const {
         const int column = task * PACK_COLUMNS, columns = std::min(PACK_COLUMNS, block.columns - column);
-        Kernels::pack_b(packed + int64_t(column) * block.depth, b.at(block.k, block.column + column), columns,
-                        block.depth);
+        pack<NR>(packed + int64_t(column) * block.depth, b.at(block.k, block.column + column).transpose(), columns,
+                 block.depth);
     }
 
-    void compute(const Block& block, const BlockTasks<Kernels>& grid, int task, const float* block_b) const {
-        constexpr int step = B_BLOCK_PANELS * Kernels::NR;
+    void compute_task(const Block& block, const BlockTasks& grid, int task, const float* block_b) const {
+        constexpr int step = B_BLOCK_PANELS * NR;
         const int range = task % grid.row_tasks, first = grid.first_row(range);
         const int rows = grid.first_row(range + 1) - first;
         const int begin = task / grid.row_tasks * grid.columns, end = std::min(begin + grid.columns, block.columns);
         const int row = block.row + first, ld = c ? N : block.columns;
         float* own_a = packed_a + layout.packed_a * omp_get_thread_num();
         float* sums = c ? c + int64_t(row) * N + block.column : scratch_sums + int64_t(first) * ld;
-        Kernels::pack_a(own_a, a.at(row, block.k), rows, block.depth);
+        pack<MR>(own_a, a.at(row, block.k), rows, block.depth);
         for (int j = begin; j < end; j += step) {
             const int columns = std::min(step, end - j);
-            macrokernel<Kernels>(sums + j, ld, own_a, block_b + int64_t(j) * block.depth, rows, columns, block.depth,
-                                 accumulate || block.k > 0);
+            macrokernel(sums + j, ld, own_a, block_b + int64_t(j) * block.depth, rows, columns, block.depth,
+                        accumulate || block.k > 0);
             if (block.k + block.depth == K)
                 for (int r = 0; r < rows; r++) epilogue(row + r, block.column + j, columns, sums + int64_t(r) * ld + j);
         }
     }
 };
 
-template <class Kernels, class floatX, class Epilogue>
-void matmul(float* c, const Operand<floatX>& a, const Operand<floatX>& b, int M, int N, int K, bool accumulate,
-            const Epilogue& epilogue) {
-    Matmul<Kernels, floatX, Epilogue>{c, a, b, M, N, K, accumulate, epilogue}.run();
+template <class floatX, class Epilogue>
+void blocked_matmul(float* c, const Operand<floatX>& a, const Operand<floatX>& b, int M, int N, int K, bool accumulate,
+                    const Epilogue& epilogue) {
+    Matmul<floatX, Epilogue>{c, a, b, M, N, K, accumulate, epilogue}.run();
 }
 
 // matmul_forward for N = 1: inp (IC), weight (OC, IC), out (OC). It is bound by reading the weight once.
-template <class Kernels, class floatX>
+template <class floatX>
 void forward_one_row(const MatmulForward<floatX>& m, int IC, int OC) {
 #pragma omp parallel for schedule(static)
     for (int first = 0; first < OC; first += GEMV_COLUMNS) {
         const int count = std::min(GEMV_COLUMNS, OC - first);
         float sums[GEMV_COLUMNS];
-        for (int i = 0; i < count; i++) sums[i] = Kernels::dot(m.inp, m.weight.rows + int64_t(first + i) * IC, IC);
-        Kernels::forward_epilogue(m.out.data + first, m.pre_gelu ? m.pre_gelu + first : nullptr, sums,
-                                  m.bias ? m.bias + first : nullptr, m.residual ? m.residual + first : nullptr, count);
-    }
-}
-
-// sums (columns) = the column sums of x (N, columns), or += if accumulate.
-template <class Kernels, class floatX>
-void column_sums(float* sums, const floatX* x, int N, int columns, bool accumulate) {
-    constexpr int chunk = 256;
-#pragma omp parallel for schedule(static)
-    for (int first = 0; first < columns; first += chunk) {
-        const int count = std::min(chunk, columns - first);
-        float total[chunk] = {};
-        for (int n = 0; n < N; n++) Kernels::add(total, x + int64_t(n) * columns + first, count);
-        for (int i = 0; i < count; i++) sums[first + i] = accumulate ? sums[first + i] + total[i] : total[i];
+        for (int i = 0; i < count; i++) sums[i] = dot(m.inp, m.weight.rows + int64_t(first + i) * IC, IC);
+        forward_epilogue(m.out.data + first, m.pre_gelu ? m.pre_gelu + first : nullptr, sums,
+                         m.bias ? m.bias + first : nullptr, m.residual ? m.residual + first : nullptr, count);
     }
 }
 
@@ -208,67 +181,64 @@ inline float* sums_in(bf16*) { return nullptr; }
 
 }  // namespace
 
+// sums (columns) = the column sums of x (N, columns), or += if accumulate.
+template <class floatX>
+void column_sums(float* sums, const floatX* x, int N, int columns, bool accumulate) {
+    constexpr int chunk = 256;
+#pragma omp parallel for schedule(static)
+    for (int first = 0; first < columns; first += chunk) {
+        const int count = std::min(chunk, columns - first);
+        float total[chunk] = {};
+        for (int n = 0; n < N; n++)
+            for (int i = 0; i < count; i++) total[i] += float(x[int64_t(n) * columns + first + i]);
+        for (int i = 0; i < count; i++) sums[first + i] = accumulate ? sums[first + i] + total[i] : total[i];
+    }
+}
+
 template <class floatX>
 int64_t matmul_scratch_bytes(int N, int IC, int OC) {
     constexpr bool in_place = std::is_same_v<floatX, float>;
-    return with_kernels([&]<class Kernels>(Kernels) {
-        using Layout = ScratchLayout<Kernels>;
-        return std::max(
-            {Layout(N, OC, in_place).bytes(), Layout(N, IC, in_place).bytes(), Layout(OC, IC, true).bytes()});
-    });
+    return std::max(std::max(ScratchLayout(N, OC, in_place).bytes(), ScratchLayout(N, IC, in_place).bytes()),
+                    ScratchLayout(OC, IC, true).bytes());
 }
 
 template <class floatX>
 void matmul_forward(const MatmulForward<floatX>& m, int N, int IC, int OC, Stream) {
-    with_kernels([&]<class Kernels>(Kernels) {
-        if (N == 1) return forward_one_row<Kernels>(m, IC, OC);
-        const Operand<floatX> x{m.inp, false, IC}, w{m.weight.rows, true, IC};
-        const bool no_epilogue = std::is_same_v<floatX, float> && !m.bias && !m.pre_gelu && !m.residual;
-        matmul<Kernels>(sums_in(m.out.data), x, w, N, OC, IC, false, [&](int n, int o, int count, const float* sums) {
-            const int64_t at = int64_t(n) * OC + o;
-            if (!no_epilogue)
-                Kernels::forward_epilogue(m.out.data + at, m.pre_gelu ? m.pre_gelu + at : nullptr, sums,
-                                          m.bias ? m.bias + o : nullptr, m.residual ? m.residual + at : nullptr, count);
-        });
+    if (N == 1) return forward_one_row(m, IC, OC);
+    const Operand<floatX> x{m.inp, false, IC}, w{m.weight.rows, true, IC};
+    const bool no_epilogue = std::is_same_v<floatX, float> && !m.bias && !m.pre_gelu && !m.residual;
+    blocked_matmul(sums_in(m.out.data), x, w, N, OC, IC, false, [&](int n, int o, int count, const float* sums) {
+        const int64_t at = int64_t(n) * OC + o;
+        if (!no_epilogue)
+            forward_epilogue(m.out.data + at, m.pre_gelu ? m.pre_gelu + at : nullptr, sums,
+                             m.bias ? m.bias + o : nullptr, m.residual ? m.residual + at : nullptr, count);
     });
 }
 
 template <class floatX>
 void matmul_backward(const MatmulBackward<floatX>& m, int N, int IC, int OC, Stream) {
-    with_kernels([&]<class Kernels>(Kernels) {
-        const Operand<floatX> dy{m.dout, false, OC}, dy_transposed{m.dout, true, OC}, x{m.inp, false, IC};
-        const Operand<floatX> w{m.weight.rows, false, IC};
-        floatX* const dinp = m.dinp.data;
-        const bool no_epilogue = std::is_same_v<floatX, float> && !m.pre_gelu;
-        if (dinp)
-            matmul<Kernels>(sums_in(dinp), dy, w, N, IC, OC, false, [&](int n, int i, int count, const float* sums) {
-                const int64_t at = int64_t(n) * IC + i;
-                if (!no_epilogue)
-                    Kernels::dinp_epilogue(dinp + at, sums, m.pre_gelu ? m.pre_gelu + at : nullptr, count);
-            });
-        if (!m.dweight) return;
-        matmul<Kernels>(m.dweight, dy_transposed, x, OC, IC, N, m.accumulate, [](int, int, int, const float*) {});
-        if (m.dbias) column_sums<Kernels>(m.dbias, m.dout, N, OC, m.accumulate);
-    });
+    const Operand<floatX> dy{m.dout, false, OC}, dy_transposed{m.dout, true, OC}, x{m.inp, false, IC};
+    const Operand<floatX> w{m.weight.rows, false, IC};
+    floatX* const dinp = m.dinp.data;
+    const bool no_epilogue = std::is_same_v<floatX, float> && !m.pre_gelu;
+    if (dinp)
+        blocked_matmul(sums_in(dinp), dy, w, N, IC, OC, false, [&](int n, int i, int count, const float* sums) {
+            const int64_t at = int64_t(n) * IC + i;
+            if (!no_epilogue) dinp_epilogue(dinp + at, sums, m.pre_gelu ? m.pre_gelu + at : nullptr, count);
+        });
+    if (!m.dweight) return;
+    blocked_matmul(m.dweight, dy_transposed, x, OC, IC, N, m.accumulate, [](int, int, int, const float*) {});
+    if (m.dbias) column_sums(m.dbias, m.dout, N, OC, m.accumulate);
 }
 
-template int64_t matmul_scratch_bytes<float>(int, int, int);
-template int64_t matmul_scratch_bytes<bf16>(int, int, int);
-INSTANTIATE(matmul_forward);
-INSTANTIATE(matmul_backward);
-
-double measure_peak_flops() {
-    return with_kernels([]<class Kernels>(Kernels) {
-        double flops = 0.0;
+inline double measure_peak_flops() {
+    double flops = 0.0;
 #pragma omp parallel reduction(+ : flops)
-        {
-            constexpr int MR = Kernels::MR, NR = Kernels::NR;
-            std::vector<float> a(KC * MR, 1.0f), b(KC * NR, 1.0f), c(MR * NR);
-            flops =
-                peak_of([&] { Kernels::microkernel(c.data(), NR, a.data(), b.data(), KC, false); }, 2.0 * MR * NR * KC);
-        }
-        return flops;
-    });
+    {
+        float a[KC * MR] = {1.0f}, b[KC * NR] = {1.0f}, c[MR * NR];
+        flops = peak_of([&] { microkernel(c, NR, a, b, KC, false); }, 2.0 * MR * NR * KC);
+    }
+    return flops;
 }
 
-}  // namespace cpu::fp32
+}  // namespace cpu::VARIANT

@@ -1,6 +1,6 @@
-// microkernel_bf16.h: the parts that bf16 matmul and bf16 attention share: packing of operands into micro-panels, the
+// matrix_microkernel.h: the parts that bf16 matmul and bf16 attention share: packing of operands into micro-panels, the
 // microkernel, and a few functions of 16 floats. Compiled for AMX (amx.cpp) and for AVX512-BF16 (avx512bf16.cpp), into
-// the namespace MATRIX_VARIANT of the including file. Both read the same packed operands.
+// the namespace VARIANT of the including file. Both read the same packed operands.
 //
 // A tile is 16 rows of 64 bytes. A tile of A holds 16 rows of 32 bf16 numbers. A tile of B holds 16 columns: its row k
 // is the pairs (b[2k][n], b[2k+1][n]) for 16 columns n. Their product is a tile of 16 x 16 float sums. AMX multiplies
@@ -28,9 +28,7 @@
 #include "base/common.h"
 #include "base/dtype.h"
 
-namespace cpu::MATRIX_VARIANT {
-
-#define FORCE_INLINE inline __attribute__((always_inline))
+namespace cpu::VARIANT {
 
 constexpr int PANEL = 32;             // rows or columns of a micro-panel
 constexpr int TILE = 512;             // bf16 numbers in a tile
@@ -38,14 +36,14 @@ constexpr int TILE_PAIR = 2 * TILE;   // bf16 numbers in a 32 x 32 block of a mi
 constexpr int BLOCK = PANEL * PANEL;  // floats in a 32 x 32 block of the result
 
 // The number of micro-panels in `size` rows or columns.
-FORCE_INLINE int panels_of(int size) { return ceil_div(size, PANEL); }
+INLINE int panels_of(int size) { return ceil_div(size, PANEL); }
 
 // Prefetches the operands of a later microkernel call into the second-level cache, a few cache lines per step.
 struct Prefetcher {
     const char *a = nullptr, *b = nullptr;
     int a_lines = 0, b_lines = 0;  // lines of 64 bytes, per step
 
-    FORCE_INLINE void step() {
+    INLINE void step() {
         for (int i = 0; i < a_lines; i++, a += 64) _mm_prefetch(a, _MM_HINT_T1);
         for (int i = 0; i < b_lines; i++, b += 64) _mm_prefetch(b, _MM_HINT_T1);
     }
@@ -73,7 +71,7 @@ struct TileRegisters {
 
 // The sums are four tiles. Each step loads four tiles and multiplies four times, in 64 cycles that hide step(k).
 template <class Step>
-FORCE_INLINE void microkernel(float* sums, const bf16* a, const bf16* b, int depth, bool accumulate, const Step& step) {
+INLINE void microkernel(float* sums, const bf16* a, const bf16* b, int depth, bool accumulate, const Step& step) {
     constexpr int stride = PANEL * sizeof(float);
     if (accumulate) {
         TILE_LOAD(0, sums, stride);
@@ -140,7 +138,7 @@ __attribute__((noinline)) inline void microkernel_rows(float* sums, const bf16* 
 }
 
 template <class Step>
-FORCE_INLINE void microkernel(float* sums, const bf16* a, const bf16* b, int depth, bool accumulate, const Step& step) {
+INLINE void microkernel(float* sums, const bf16* a, const bf16* b, int depth, bool accumulate, const Step& step) {
     constexpr int groups = PANEL / ROWS;
     for (int group = 0; group < groups; group++) {
         for (int k = depth * group / groups; k < depth * (group + 1) / groups; k++) step(k);
@@ -151,18 +149,18 @@ FORCE_INLINE void microkernel(float* sums, const bf16* a, const bf16* b, int dep
 
 #endif
 
-FORCE_INLINE void microkernel(float* sums, const bf16* a, const bf16* b, int depth, bool accumulate) {
+INLINE void microkernel(float* sums, const bf16* a, const bf16* b, int depth, bool accumulate) {
     microkernel(sums, a, b, depth, accumulate, [](int) {});
 }
 
 // A mask of the first `count` of 32 lanes, or of 16 lanes.
-FORCE_INLINE __mmask32 lane_mask32(int count) { return count >= 32 ? ~0u : (1u << std::max(count, 0)) - 1; }
-FORCE_INLINE __mmask16 lane_mask16(int count) { return __mmask16(lane_mask32(std::min(count, 16))); }
+INLINE __mmask32 lane_mask32(int count) { return count >= 32 ? ~0u : (1u << std::max(count, 0)) - 1; }
+INLINE __mmask16 lane_mask16(int count) { return __mmask16(lane_mask32(std::min(count, 16))); }
 
 // ---- Packing: load_block, then one of the four pack functions, which write one tile pair.
 
 // x[r] = row r of block (rows, columns), padded with zeros to 32 x 32. ld: numbers from one row to the next.
-FORCE_INLINE void load_block(__m512i (&x)[32], const bf16* block, int64_t ld, int rows, int columns) {
+INLINE void load_block(__m512i (&x)[32], const bf16* block, int64_t ld, int rows, int columns) {
     if (rows >= 32 && columns >= 32) {
 #pragma GCC unroll 32
         for (int r = 0; r < 32; r++) x[r] = _mm512_loadu_si512(block + r * ld);
@@ -174,14 +172,14 @@ FORCE_INLINE void load_block(__m512i (&x)[32], const bf16* block, int64_t ld, in
 }
 
 // Loads a whole block of 32 x 32 floats, rounded to bf16.
-FORCE_INLINE void load_block(__m512i (&x)[32], const float* block, int64_t ld) {
+INLINE void load_block(__m512i (&x)[32], const float* block, int64_t ld) {
 #pragma GCC unroll 32
     for (int r = 0; r < 32; r++)
         x[r] = round_pair_to_bf16(_mm512_loadu_ps(block + r * ld), _mm512_loadu_ps(block + r * ld + 16));
 }
 
 // x[i][j] = x[j][i] for 16 x 16 numbers of 32 bits.
-FORCE_INLINE void transpose(__m512i* x) {
+INLINE void transpose(__m512i* x) {
     __m512i y[16];
 #pragma GCC unroll 8
     for (int i = 0; i < 16; i += 2) {  // pairs of rows, in each 128-bit lane
@@ -212,23 +210,23 @@ FORCE_INLINE void transpose(__m512i* x) {
 
 // STREAM: a non-temporal store, for memory that is not read again soon.
 template <bool STREAM>
-FORCE_INLINE void store_line(bf16* line, __m512i x) {
+INLINE void store_line(bf16* line, __m512i x) {
     STREAM ? _mm512_stream_si512(reinterpret_cast<__m512i*>(line), x) : _mm512_store_si512(line, x);
 }
 
 template <bool STREAM = false>
-FORCE_INLINE void store_tile(bf16* tile, const __m512i* x) {
+INLINE void store_tile(bf16* tile, const __m512i* x) {
 #pragma GCC unroll 16
     for (int i = 0; i < 16; i++) store_line<STREAM>(tile + 32 * i, x[i]);
 }
 
-FORCE_INLINE void pack_rows_as_a(bf16* pair, const __m512i (&x)[32]) {
+INLINE void pack_rows_as_a(bf16* pair, const __m512i (&x)[32]) {
     store_tile(pair, x);
     store_tile(pair + TILE, x + 16);
 }
 
 template <bool STREAM = false>
-FORCE_INLINE void pack_rows_as_b(bf16* pair, const __m512i (&x)[32]) {
+INLINE void pack_rows_as_b(bf16* pair, const __m512i (&x)[32]) {
     for (int half = 0; half < 2; half++) {
         __m512i y[16];
 #pragma GCC unroll 16
@@ -239,7 +237,7 @@ FORCE_INLINE void pack_rows_as_b(bf16* pair, const __m512i (&x)[32]) {
 }
 
 // Columns 16 half to 16 half + 15 of two rows, interleaved.
-FORCE_INLINE __m512i interleave(__m512i row0, __m512i row1, int half) {
+INLINE __m512i interleave(__m512i row0, __m512i row1, int half) {
     alignas(64) static constexpr uint16_t order[2][32] = {
         {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
          8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47},
@@ -249,14 +247,14 @@ FORCE_INLINE __m512i interleave(__m512i row0, __m512i row1, int half) {
 }
 
 template <bool STREAM = false>
-FORCE_INLINE void pack_columns_as_b(bf16* pair, const __m512i (&x)[32]) {
+INLINE void pack_columns_as_b(bf16* pair, const __m512i (&x)[32]) {
     for (int half = 0; half < 2; half++)
 #pragma GCC unroll 16
         for (int i = 0; i < 16; i++)
             store_line<STREAM>(pair + half * TILE + 32 * i, interleave(x[2 * i], x[2 * i + 1], half));
 }
 
-FORCE_INLINE void pack_columns_as_a(bf16* pair, const __m512i (&x)[32]) {
+INLINE void pack_columns_as_a(bf16* pair, const __m512i (&x)[32]) {
     for (int half = 0; half < 2; half++) {
         __m512i y[16];
 #pragma GCC unroll 16
@@ -272,7 +270,7 @@ FORCE_INLINE void pack_columns_as_a(bf16* pair, const __m512i (&x)[32]) {
 // non-temporal store writes. A store through the caches would first read the line, at a latency of the third-level
 // cache each (half of a matmul's time).
 template <bool STREAM>
-FORCE_INLINE void store_row(bf16* out, __m512 first, __m512 second, __mmask32 mask) {
+INLINE void store_row(bf16* out, __m512 first, __m512 second, __mmask32 mask) {
     if constexpr (STREAM)
         _mm512_stream_si512(reinterpret_cast<__m512i*>(out), round_pair_to_bf16(first, second));
     else
@@ -287,16 +285,16 @@ bool can_stream(const T* matrix, int ld, int column) {
 
 // ---- 16 floats
 
-FORCE_INLINE __m512 broadcast(float x) { return _mm512_set1_ps(x); }
+INLINE __m512 broadcast(float x) { return _mm512_set1_ps(x); }
 
 // 16 bf16 numbers as floats.
-FORCE_INLINE __m512 widen(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
-FORCE_INLINE __m512 load16(const bf16* x, __mmask16 mask) { return widen(_mm256_maskz_loadu_epi16(mask, x)); }
+INLINE __m512 widen(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
+INLINE __m512 load16(const bf16* x, __mmask16 mask) { return widen(_mm256_maskz_loadu_epi16(mask, x)); }
 
 constexpr float LOG2_E = 1.44269504f;
 
 // 2^x for x <= 127: a polynomial on [-1/2, 1/2], then the exponent is changed. Relative error 2e-7. NaN stays NaN.
-FORCE_INLINE __m512 exp2_16(__m512 x) {
+INLINE __m512 exp2_16(__m512 x) {
     const __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT), f = _mm512_sub_ps(x, n);
     __m512 p = _mm512_fmadd_ps(broadcast(0.00133908634f), f, broadcast(0.00967603192f));
     p = _mm512_fmadd_ps(p, f, broadcast(0.0555035711f));
@@ -307,10 +305,10 @@ FORCE_INLINE __m512 exp2_16(__m512 x) {
 }
 
 // e^x for x <= 88: relative error 2e-7 near 0 and 1e-5 at -87; about 0 below -87. NaN stays NaN.
-FORCE_INLINE __m512 exp16(__m512 x) { return exp2_16(_mm512_mul_ps(x, broadcast(LOG2_E))); }
+INLINE __m512 exp16(__m512 x) { return exp2_16(_mm512_mul_ps(x, broadcast(LOG2_E))); }
 
 // 1 / x, by an estimate and one step of Newton's method: a division takes as long as ten multiplications.
-FORCE_INLINE __m512 reciprocal(__m512 x) {
+INLINE __m512 reciprocal(__m512 x) {
     const __m512 r = _mm512_rcp14_ps(x);
     return _mm512_mul_ps(r, _mm512_fnmadd_ps(x, r, broadcast(2.0f)));
 }
@@ -320,20 +318,20 @@ FORCE_INLINE __m512 reciprocal(__m512 x) {
 // so x is clamped there and nothing overflows.
 constexpr float GELU_SLOPE = 1.5957691216f, GELU_CUBIC = 0.044715f, GELU_CLAMP = 9.0f;  // 2 sqrt(2 / pi)
 
-FORCE_INLINE __m512 gelu_logistic(__m512 x, __m512 x_squared) {
+INLINE __m512 gelu_logistic(__m512 x, __m512 x_squared) {
     constexpr float slope = -GELU_SLOPE * LOG2_E;
     const __m512 u = _mm512_mul_ps(x, _mm512_fmadd_ps(broadcast(slope * GELU_CUBIC), x_squared, broadcast(slope)));
     return reciprocal(_mm512_add_ps(broadcast(1.0f), exp2_16(u)));
 }
 
 // The operands' order keeps NaN: min and max return their second operand where one is NaN.
-FORCE_INLINE __m512 gelu16(__m512 x) {
+INLINE __m512 gelu16(__m512 x) {
     x = _mm512_max_ps(broadcast(-GELU_CLAMP), x);
     const __m512 clamped = _mm512_min_ps(broadcast(GELU_CLAMP), x);
     return _mm512_mul_ps(x, gelu_logistic(clamped, _mm512_mul_ps(clamped, clamped)));
 }
 
-FORCE_INLINE __m512 gelu_derivative16(__m512 x) {
+INLINE __m512 gelu_derivative16(__m512 x) {
     x = _mm512_min_ps(broadcast(GELU_CLAMP), _mm512_max_ps(broadcast(-GELU_CLAMP), x));
     const __m512 x_squared = _mm512_mul_ps(x, x), s = gelu_logistic(x, x_squared);
     const __m512 slope = _mm512_fmadd_ps(broadcast(GELU_SLOPE * 3 * GELU_CUBIC), x_squared, broadcast(GELU_SLOPE));
@@ -341,4 +339,4 @@ FORCE_INLINE __m512 gelu_derivative16(__m512 x) {
     return _mm512_fmadd_ps(_mm512_mul_ps(x, slope), ds, s);
 }
 
-}  // namespace cpu::MATRIX_VARIANT
+}  // namespace cpu::VARIANT
