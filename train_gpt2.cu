@@ -21,6 +21,7 @@
 #include "model/gpt2.h"
 #include "parallel/launch.h"
 #include "train/run.h"
+#include "train/same_ranks.h"
 #include "train/saver.h"
 #include "train/trainer.h"
 
@@ -51,7 +52,7 @@ static bool train_step(Trainer<floatX>& t, int64_t step) {
     }
     const RankStatus status = {stop_requested() ? 1.0f : 0.0f, t.own_ms};
     t.optimizer.clip(float(run.options.grad_clip), status, t.outliers.limits_of(step));
-    t.optimizer.step(float(learning_rate(run.schedule, step)), narrow(step + 1));
+    t.optimizer.step(run.lr(step), narrow(step + 1));
     t.queue_results(step);
     return true;
 }
@@ -143,10 +144,9 @@ static int train(const Run& run, Log& log, const Launch& launch) {
     }
 }
 
-static int run_train(const Options& options, const Launch& launch, Comm& comm, Dtype dtype,
-                     const std::string& command_line) {
-    std::unique_ptr<Log> log;
-    const Run run = prepare_run(options, launch, comm, dtype, command_line, log);
+static int run_train(const Options& options, const Launch& launch, Comm& comm, Dtype dtype) {
+    const Run run = prepare_run(options, launch, comm, dtype);
+    const std::unique_ptr<Log> log = open_log(run, launch);
     load_kept_algorithms(options, comm);
     return with_dtype(dtype, [&]<class floatX>(floatX) { return train<floatX>(run, *log, launch); });
 }
@@ -179,7 +179,7 @@ static Dtype compute_dtype(const Options& o) {
     return precision == "fp32" ? Dtype::fp32 : Dtype::bf16;
 }
 
-static int run_command(const Options& o, char** argv, const Launch& launch, std::unique_ptr<Comm>& comm) {
+static int run_command(const Options& o, const Launch& launch, std::unique_ptr<Comm>& comm) {
     if (const auto convert = file_command(o.command)) return convert(o, launch);
     const bool plans = o.command == Command::plan;
     if (plans && launch.rank > 0) return 0;  // rank 0 plans for all
@@ -193,9 +193,7 @@ static int run_command(const Options& o, char** argv, const Launch& launch, std:
     if (plans) return run_plan(o, dtype, launch);
     if (o.command == Command::generate) return run_generate(o, dtype, *comm);
     if (o.command == Command::eval) return run_eval(o, dtype, *comm, launch);
-    std::string command_line;
-    for (int i = 0; argv[i]; i++) command_line.append(i ? " " : "").append(shell_word(argv[i]));
-    return run_train(o, launch, *comm, dtype, command_line);
+    return run_train(o, launch, *comm, dtype);
 }
 
 int main(int argc, char** argv) {
@@ -211,7 +209,7 @@ int main(int argc, char** argv) {
         }
         launch = find_launch(getenv);
         if (starts_ranks(options, launch)) return spawn_ranks(options.ranks, argv, options.reads_stdin);
-        return run_command(options, argv, launch, comm);
+        return run_command(options, launch, comm);
     } catch (...) {
         return end_with_error(std::current_exception(), launch, comm.get());
     }

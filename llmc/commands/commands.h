@@ -4,11 +4,11 @@
 #include <vector>
 
 #include "base/dtype.h"
-#include "checkpoint/hf.h"
 #include "model/gpt2.h"
 #include "parallel/comm.h"
 #include "parallel/launch.h"
-#include "train/run.h"
+#include "train/options.h"
+#include "train/start.h"
 
 // Converts text to token shards.
 int run_tokenize(const Options& options, const Launch& launch);

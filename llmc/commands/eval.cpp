@@ -11,6 +11,8 @@
 #include "commands/commands.h"
 #include "infer/tasks.h"
 #include "text/text_reader.h"
+#include "train/plan.h"
+#include "train/same_ranks.h"
 
 struct Scored {
     std::string name;
@@ -58,7 +60,7 @@ static void check_finite(double loss, const RunStart& source, const std::string&
 template <class floatX>
 static std::vector<std::vector<Score>> score_all(const Options& o, Comm& comm, const Groups& groups,
                                                  const RunStart& source, int T, const std::vector<Scored>& parts) {
-    compare_ranks(comm, o, source, nullptr);
+    compare_ranks(comm, o, {{"weights", source.weights}});
     GPT2<floatX> model(source.config, Purpose::eval, o.micro_batch, T, shard_of(groups.tp));
     load_model(model, source, comm, groups.tp);
     ProgressLine progress;
@@ -153,7 +155,7 @@ static void eval_loss(const Options& o, Comm& comm, const Groups& groups, const 
     data.max_windows = windows_of(o.val_tokens, T);
     DataLoader loader(data);
     check_vocabulary(loader.corpus, "--val-data", source, o);
-    compare_ranks(comm, o, source, &loader.corpus);
+    compare_ranks(comm, o, {{"weights", source.weights}, {"validation data", hex(loader.corpus.fingerprint)}});
     GPT2<floatX> model(source.config, Purpose::eval, o.micro_batch, T, shard_of(groups.tp));
     load_model(model, source, comm, groups.tp);
     ProgressLine progress;

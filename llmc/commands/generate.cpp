@@ -15,6 +15,8 @@
 #include "base/print.h"
 #include "commands/commands.h"
 #include "text/input.h"
+#include "train/plan.h"
+#include "train/same_ranks.h"
 
 // Reads a prompt that is piped into the program. A caller may leave its end of the pipe open, and never write.
 static std::string read_stdin() {
@@ -69,7 +71,7 @@ static int generate_text(const Options& o, Comm& comm) {
     if (reads && text.ends_with('\n')) text.pop_back();
     const char* option = has_file ? "--prompt-file" : reads ? "standard input" : "--prompt";
     const std::vector<int> prompt = tokens_of_prompt(o, source, text, option);
-    compare_ranks(comm, o, source, nullptr);
+    compare_ranks(comm, o, {{"weights", source.weights}});
     GPT2<floatX> model(source.config, Purpose::generate, 1, source.config.max_T, shard_of(groups.tp));
     load_model(model, source, comm, groups.tp);
     Sampler sampler = {float(o.temperature),        o.top_k, float(o.top_p),

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/print.h"
 #include "base/random.h"
 
 static_assert(count_parameters({1024, 50257, 12, 12, 768}) == 124439808);
@@ -34,6 +35,13 @@ GPT2Config config_by_name(const std::string& name) {
     }
     fail(EXIT_USAGE, "--model %s is not known; give one of %s, or --layers, --heads and --channels", name.c_str(),
          known.c_str());
+}
+
+std::string describe_model(const GPT2Config& config) {
+    return format("%s, %s, %d channels, %s, vocabulary %d (%d in memory), %s parameters",
+                  counted(config.L, "layer").c_str(), counted(config.NH, "head").c_str(), config.C,
+                  counted(config.max_T, "position").c_str(), config.V, config.Vp(),
+                  with_commas(count_parameters(config)).c_str());
 }
 
 void check_config(const GPT2Config& config) {

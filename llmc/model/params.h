@@ -24,6 +24,7 @@ struct GPT2Config {
 // Accepts the names of GPT-2's four sizes (d12 or gpt2, ...) and of GPT-3's up to 13 billion parameters (gpt3-125m,
 // ...). The error for another name lists them.
 GPT2Config config_by_name(const std::string& name);
+std::string describe_model(const GPT2Config& config);  // "12 layers, ..."
 // Refuses sizes below 1 or above the supported limits, and C that is not a multiple of NH.
 void check_config(const GPT2Config& config);
 

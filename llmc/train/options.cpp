@@ -476,6 +476,7 @@ Options parse_options(int argc, const char* const* argv) {
     if (defaults.command == Command::train || defaults.command == Command::plan) defaults.val_tokens = -1;
     Parser parser(defaults);
     Options& o = parser.o;
+    for (int i = 0; i < argc; i++) o.command_line.append(i ? " " : "").append(shell_word(argv[i]));
     const int skip = std::min(argc, first == command_names[int(o.command)] ? 2 : 1);
     parser.read_command_line(argc - skip, argv + skip);
     if (parser.help->count() + parser.version->count() > 0) {

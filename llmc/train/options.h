@@ -14,6 +14,7 @@ enum class Command { train, generate, eval, plan, tokenize, export_model, help }
 
 struct Options {
     Command command = Command::train;
+    std::string command_line;  // quoted for a shell
     std::string answer;
     std::string taken;                         // options that --resume takes from run.toml: " --lr 0.001 --seed 7"
     std::map<std::string, std::string> saved;  // name and TOML value of each option in that run.toml

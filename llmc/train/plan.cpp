@@ -1,12 +1,14 @@
 #include "train/plan.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "base/random.h"
 #include "data/dataloader.h"
 #include "model/mfu.h"
 #include "train/options.h"
 #include "train/optimizer.h"
+#include "train/start.h"
 
 // The most tokens in a micro-batch of --micro-batch auto: larger micro-batches need more memory and are not faster. On
 // a CPU of two cores (AMD EPYC, Zen 4) models of 4M, 12M and 124M parameters train as fast with 2,048 and 4,096 tokens
@@ -35,6 +37,56 @@ BatchPlan plan_batch(int micro_batch, int seq_len, int64_t global_batch, int wor
            "--global-batch %lld takes %s micro-steps of %lld tokens; at most 2,147,483,647 are supported",
            static_cast<long long>(global_batch), with_commas(micro_steps).c_str(), static_cast<long long>(step_tokens));
     return {micro_batch, seq_len, world_size, int(micro_steps), global_batch};
+}
+
+void check_tokens_at_once(int B, int T) {
+    ENSURE(int64_t(B) * T <= std::numeric_limits<int>::max(),
+           "--micro-batch %d x --seq-len %d is %s tokens in a micro-batch; at most 2,147,483,647 are supported", B, T,
+           with_commas(int64_t(B) * T).c_str());
+}
+
+void check_tensor_parallel(const Options& o, const GPT2Config& config, int T, int world_size) {
+    const int N = o.tensor_parallel;
+    ENSURE(config.NH % N == 0, "--tensor-parallel %d does not divide the model's %d heads; give %s", N, config.NH,
+           possible_tensor_parallel(world_size, config.NH).c_str());
+    ENSURE(!o.sequence_parallel || T % N == 0,
+           "--sequence-parallel divides the tokens of a sequence: --seq-len %d is not a multiple of --tensor-parallel "
+           "%d; give --seq-len %d",
+           T, N, std::max(N, T / N * N));
+}
+
+static void check_virtual_ranks(const Options& o, const BatchPlan& batch) {
+    const int n = o.deterministic_ranks;
+    if (n == 0) return;
+    ENSURE(std::has_single_bit(unsigned(n)) && std::has_single_bit(unsigned(batch.world_size)) && n >= batch.world_size,
+           "--deterministic-ranks %d on %d ranks: both must be powers of two, and the first not less than the second; "
+           "try 8",
+           n, batch.world_size);
+    const long long least = int64_t(batch.B) * batch.T * n;  // tokens of a micro-batch on each virtual rank
+    ENSURE(batch.tokens_per_step % least == 0,
+           "--global-batch %lld is not a multiple of %lld tokens = --micro-batch %d x --seq-len %d x "
+           "--deterministic-ranks %d; try %lld",
+           static_cast<long long>(batch.tokens_per_step), least, batch.B, batch.T, n,
+           static_cast<long long>(round_up<int64_t>(batch.tokens_per_step, least)));
+}
+
+BatchPlan resolve_batch(Options& o, Dtype dtype, const GPT2Config& config, const Groups& groups, int world_size,
+                        int local_ranks) {
+    const int T = o.seq_len ? o.seq_len : config.max_T;
+    const int data_parallel = count_data_parallel(world_size, o.tensor_parallel, config.NH);
+    check_tensor_parallel(o, config, T, world_size);
+    if (o.micro_batch == 0) {
+        load_libraries(dtype, config);
+        o.micro_batch = largest_micro_batch(dtype, config, T, o.global_batch, data_parallel,
+                                            memory_options_of(o, data_parallel), device_bytes_free(local_ranks));
+        for (const std::string& other : groups.world.all_gather_text(std::to_string(o.micro_batch)))
+            o.micro_batch = std::min(o.micro_batch, std::stoi(other));
+    }
+    check_tokens_at_once(o.micro_batch, T);
+    const BatchPlan batch = plan_batch(o.micro_batch, T, o.global_batch, data_parallel, o.default_global_batch);
+    o.global_batch = batch.tokens_per_step;  // a resume keeps the global batch on any number of ranks
+    check_virtual_ranks(o, batch);
+    return batch;
 }
 
 // ---- memory
@@ -331,13 +383,6 @@ static std::string describe_data(const Corpus& corpus, int64_t windows_per_step)
     return format("%s, %s, %s of %d: an epoch is %.1f steps", counted(int64_t(corpus.shards.size()), "shard").c_str(),
                   counted(corpus.tokens, "token").c_str(), counted(corpus.num_windows, "window").c_str(), corpus.T,
                   double(corpus.num_windows) / double(windows_per_step));
-}
-
-std::string describe_model(const GPT2Config& config) {
-    return format("%s, %s, %d channels, %s, vocabulary %d (%d in memory), %s parameters",
-                  counted(config.L, "layer").c_str(), counted(config.NH, "head").c_str(), config.C,
-                  counted(config.max_T, "position").c_str(), config.V, config.Vp(),
-                  with_commas(count_parameters(config)).c_str());
 }
 
 static std::string describe_batch(const BatchPlan& batch, int tensor_parallel) {

@@ -7,23 +7,12 @@
 #include <vector>
 
 #include "base/print.h"
-#include "checkpoint/hf.h"
 #include "model/gpt2.h"
-#include "text/tokenizer.h"
+#include "parallel/comm.h"
 
 struct Corpus;
 struct Options;
-
-// Where a command starts: the shape of its model, its weights and its tokenizer.
-struct RunStart {
-    GPT2Config config;
-    HFConfig hf_config;   // configuration beside the weights, or of a new model, which checkpoints go on with
-    std::string weights;  // Hugging Face directory, checkpoint, or llm.c's .bin; empty: initialized from the seed
-    std::string resume;   // checkpoint that training continues; empty: a new run
-    std::optional<Tokenizer> tokenizer;
-    std::string tokenizer_path;      // empty: no tokenizer
-    std::vector<std::string> notes;  // lines to print, such as the checkpoints that were skipped
-};
+struct RunStart;
 
 // Micro-batches of B sequences of T tokens on each of world_size data-parallel ranks, grad_accum_steps of them in a
 // step. Tensor-parallel ranks count as one: they compute the same micro-batch.
@@ -36,6 +25,13 @@ struct BatchPlan {
 // of the tokens of one micro-step on all ranks; the error shows the arithmetic, options that keep the number, and the
 // nearest multiple. is_default: the user did not give the global batch, and the error says so.
 BatchPlan plan_batch(int micro_batch, int seq_len, int64_t global_batch, int world_size, bool is_default = false);
+
+// Plans a step on world_size ranks, local_ranks of them on this host. Sets --micro-batch auto to the largest that fits
+// the free memory of every rank in `groups`. Refuses options that do not fit the model or the number of ranks.
+BatchPlan resolve_batch(Options& options, Dtype dtype, const GPT2Config& config, const Groups& groups, int world_size,
+                        int local_ranks);
+void check_tokens_at_once(int B, int T);
+void check_tensor_parallel(const Options& options, const GPT2Config& config, int T, int world_size);
 
 // ---- memory
 
@@ -88,7 +84,6 @@ std::optional<MeasuredStep> measure_step(Dtype dtype, const GPT2Config& config, 
 
 // ---- text
 
-std::string describe_model(const GPT2Config& config);  // "12 layers, ..."
 // Returns the table rows common to `train` and `plan`. available: free bytes of each rank's device; 0: unknown. data:
 // the training data; null: unknown. The schedule is left out while --steps is 0.
 std::vector<Row> plan_table(Dtype dtype, const Options& options, const RunStart& source, const BatchPlan& batch,

@@ -71,7 +71,7 @@ The command; `trainer.json` has all options:
     %s
 %s)",
                   with_commas(count_parameters(run.start.config)).c_str(), facts.c_str(),
-                  message_text(run.command_line).c_str(), run.start.tokenizer ? usage : "");
+                  message_text(run.options.command_line).c_str(), run.start.tokenizer ? usage : "");
 }
 
 static SaveOptions save_options(const Run& run, const TrainerState& state, SaveResult& result) {

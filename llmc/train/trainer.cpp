@@ -267,7 +267,7 @@ void Trainer<floatX>::log_step(int64_t step, const StepResults& r, const std::st
     record.step_tokens = run.batch.tokens_per_step;
     record.loss = r.values.loss;
     record.grad_norm = r.values.grad_norm;
-    record.lr = float(learning_rate(run.schedule, step));
+    record.lr = run.lr(step);
     record.step_ms = 1e3 * seconds_between(results[(step + 2) % 3].done, r.done);
     record.loader_wait_ms = 1e3 * (loader.wait_seconds - clock.loader_waited);
     record.comm_exposed_ms = 1e3 * (exposed - clock.comm_exposed);

@@ -117,7 +117,9 @@ struct Trainer {
         finish_step(next + 1);
     }
     // Whether other ranks have the same weights. With ZeRO-3 each rank has a shard of its own.
-    bool has_replicas() const { return run.groups.dp.world_size > 1 && !optimizer.weights.sharded(); }
+    bool has_replicas() const {
+        return run.groups.dp.world_size > 1 && run.differing.empty() && !optimizer.weights.sharded();
+    }
     void check_replicas(int64_t step) {
         run.groups.world.reached("comparison of weights");
         optimizer.weights.finish();

@@ -1,0 +1,33 @@
+// start.h: finds where a command starts.
+#pragma once
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/hf.h"
+#include "text/tokenizer.h"
+
+struct Comm;
+struct Corpus;
+struct Options;
+
+// The shape of a command's model, its weights and its tokenizer.
+struct RunStart {
+    GPT2Config config;
+    HFConfig hf_config;   // configuration beside the weights, or of a new model, which checkpoints go on with
+    std::string weights;  // Hugging Face directory, checkpoint, or llm.c's .bin; empty: initialized from the seed
+    std::string resume;   // checkpoint that training continues; empty: a new run
+    std::optional<Tokenizer> tokenizer;
+    std::string tokenizer_path;      // empty: no tokenizer
+    std::vector<std::string> notes;  // lines to print, such as the checkpoints that were skipped
+};
+
+// Finds where train and plan start: --resume, else --init, else the options' shape. The tokenizer is --tokenizer, or
+// that of the weights, or the one beside the data. Refuses data of another, without --allow-other-tokenizer.
+RunStart find_training_start(const Options& options, const Comm& comm);
+// Finds the model of generate and eval: --init is a Hugging Face directory, a checkpoint, or a run's output directory,
+// of which the newest checkpoint is used; rank 0 warns of damaged ones. need_tokenizer: refuses a model without one.
+RunStart find_trained_model(const Options& options, bool need_tokenizer, const Comm& comm);
+
+// Refuses shards of another vocabulary size than that of the tokenizer. option: where the data come from.
+void check_vocabulary(const Corpus& data, const char* option, const RunStart& start, const Options& options);
