@@ -20,9 +20,11 @@
 #include "commands/commands.h"
 #include "model/gpt2.h"
 #include "parallel/launch.h"
+#include "train/algorithms.h"
 #include "train/run.h"
 #include "train/same_ranks.h"
 #include "train/saver.h"
+#include "train/stop.h"
 #include "train/trainer.h"
 
 // One optimizer step on grad_accum_steps micro-batches. The host queues it, and on a GPU waits for nothing. Returns
@@ -71,9 +73,9 @@ static void train_loop(Trainer<floatX>& t, Saver<floatX>& saver, int64_t end) {
         const bool saves = step > first && (due(o.checkpoint_every) || done);
         if (checks || validates || samples || saves) t.finish_steps();  // t.state is now that of `step`
         if (checks) t.check_replicas(step);                             // weights that differ are not saved
-        if (validates) t.validate(step);
+        const bool best = validates && t.validate(step);
         if (samples) t.sample(step);
-        if (saves) saver.save(t.state.step, done);
+        if (saves || best) saver.save(t.state.step, done);
         if (checks || validates || samples || saves) t.start_clock(step);
         if (done) return;
         if (!train_step(t, step)) continue;  // saves and ends

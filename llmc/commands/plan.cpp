@@ -6,9 +6,9 @@
 #include "base/host.h"
 #include "checkpoint/checkpoint.h"
 #include "commands/commands.h"
+#include "data/dataloader.h"
 #include "model/mfu.h"
-#include "train/saver.h"
-#include "train/trainer.h"
+#include "train/algorithms.h"
 
 // Adds the time of a step and of the run, or of the remaining steps of a resumed run, and what that costs. The run is
 // --steps or the data, else ten billion tokens. It measures a step here, or else assumes ASSUMED_MFU. peak: FLOP/s of
@@ -50,6 +50,18 @@ static void add_time(std::vector<Row>& rows, Dtype dtype, const Options& o, cons
                                    counted(ranks, "rank").c_str(), o.dollars_per_hour)});
 }
 
+// The row `disk`.
+static std::string describe_disk(const Options& o, const GPT2Config& config) {
+    if (o.checkpoint_every == 0) return "no checkpoints";
+    std::string text = format("at most %s per checkpoint, ",
+                              human_bytes(checkpoint_bytes(ParamLayout(config), checkpoint_format(o))).c_str());
+    if (o.keep == 0) return text + "all kept";
+    text += format("%d kept", o.keep);
+    if (keeps_best(o)) text += ", and the best";
+    if (o.keep_every > 0) text += format(", and those of every %s steps", with_commas(o.keep_every).c_str());
+    return text;
+}
+
 int run_plan(const Options& options, Dtype dtype, const Launch& launch) {
     Options o = options;
     const RunStart source = find_training_start(o, Comm());
@@ -73,8 +85,7 @@ int run_plan(const Options& options, Dtype dtype, const Launch& launch) {
     rows.push_back({"work", plain_number(flops / 1e9, 4) + " GFLOP per token, " +
                                 plain_number(flops * double(batch.tokens_per_step) / 1e12, 4) + " TFLOP per step"});
     rows.insert(rows.end(), time.begin(), time.end());
-    const int64_t checkpoint = checkpoint_bytes(ParamLayout(source.config), checkpoint_format(o));
-    rows.push_back({"disk", describe_disk(o, checkpoint)});
+    rows.push_back({"disk", describe_disk(o, source.config)});
     for (const std::string& line : table_lines(rows)) print_stdout(line + "\n");
     for (const std::string& line : source.notes) print_stdout(message_text(line) + "\n");
     return 0;

@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "base/random.h"
+#include "checkpoint/checkpoint.h"
 #include "data/dataloader.h"
 #include "model/mfu.h"
 #include "train/options.h"
@@ -440,3 +441,9 @@ std::vector<Row> plan_table(Dtype dtype, const Options& o, const RunStart& sourc
                                           ParamLayout(source.config).num_buckets())});
     return rows;
 }
+
+// ---- checkpoints
+
+CheckpointFormat checkpoint_format(const Options& o) { return {o.export_dtype == "bf16", STATE_NAMES}; }
+
+bool keeps_best(const Options& o) { return o.keep_best || o.patience > 0; }

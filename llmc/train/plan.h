@@ -10,6 +10,7 @@
 #include "model/gpt2.h"
 #include "parallel/comm.h"
 
+struct CheckpointFormat;
 struct Corpus;
 struct Options;
 struct RunStart;
@@ -90,3 +91,8 @@ std::vector<Row> plan_table(Dtype dtype, const Options& options, const RunStart&
                             const DeviceInfo& device, int64_t available, const Corpus* data);
 // Returns the FLOP/s that MFU is a fraction of: the device's peak in bf16 or in fp32; 0: unknown.
 double peak_flops(const DeviceInfo& device, Dtype dtype);
+
+// ---- checkpoints
+
+CheckpointFormat checkpoint_format(const Options& options);
+bool keeps_best(const Options& options);  // whether the checkpoint of the best validation is kept

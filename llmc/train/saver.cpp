@@ -12,20 +12,6 @@
 
 bool saves_checkpoints(const Options& o) { return o.checkpoint_every > 0 && !o.output.empty(); }
 
-CheckpointFormat checkpoint_format(const Options& o) { return {o.export_dtype == "bf16", STATE_NAMES}; }
-
-static bool keeps_best(const Options& o) { return o.keep_best || o.patience > 0; }
-
-std::string describe_disk(const Options& o, int64_t checkpoint_bytes) {
-    if (o.checkpoint_every == 0) return "no checkpoints";
-    std::string text = format("at most %s per checkpoint, ", human_bytes(checkpoint_bytes).c_str());
-    if (o.keep == 0) return text + "all kept";
-    text += format("%d kept", o.keep);
-    if (keeps_best(o)) text += ", and the best";
-    if (o.keep_every > 0) text += format(", and those of every %s steps", with_commas(o.keep_every).c_str());
-    return text;
-}
-
 // ---- writing, on rank 0
 
 // Returns README.md of a checkpoint, as the Hub shows it.
@@ -110,7 +96,6 @@ static SaveResult write_checkpoint(const Run& run, const ParamLayout& layout, co
 template <class floatX>
 Saver<floatX>::Saver(Trainer<floatX>& trainer) : trainer(trainer), run(trainer.run), optimizer(trainer.optimizer) {
     const Options& o = run.options;
-    trainer.save_best = [this](int64_t step) { save(step, false); };
     if (!run.start.resume.empty()) saved_step = trainer.state.step;
     const bool between_steps =
         saves_checkpoints(o) &&

@@ -54,6 +54,3 @@ struct Saver {
 };
 
 bool saves_checkpoints(const Options& options);
-CheckpointFormat checkpoint_format(const Options& options);
-// Returns the row `disk` of a plan. checkpoint_bytes: the size of one checkpoint.
-std::string describe_disk(const Options& options, int64_t checkpoint_bytes);

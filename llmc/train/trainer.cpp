@@ -1,122 +1,15 @@
 #include "train/trainer.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <atomic>
-#include <cerrno>
 #include <cmath>
-#include <cstdlib>
-#include <string_view>
-#include <utility>
 
 #include "base/common.h"
-#include "base/files.h"
-#include "base/signals.h"
 #include "base/trace.h"
 #include "infer/eval.h"
 #include "infer/generate.h"
 #include "infer/tasks.h"
-
-// ---- signals
-
-static std::atomic<double> first_signal = 0.0;  // seconds_now(); 0: there was none
-static_assert(std::atomic<double>::is_always_lock_free, "a signal handler may use lock-free atomics only");
-static bool announces;
-
-static void write_line(std::string_view text) {  // a handler may not call printf
-    [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, text.data(), text.size());
-}
-
-static void on_signal(int number) {
-    const int saved_errno = errno;
-    double first = 0.0;
-    if (first_signal.compare_exchange_strong(first, seconds_now())) {
-        if (announces)
-            write_line(
-                "\nstopping: the run leaves this step after a micro-step and saves; a second signal ends it at once\n");
-    } else if (is_second_request(number, first)) {
-        write_line("\nended by a second signal: the steps since the last checkpoint are lost\n");
-        end_by_signal(number);
-    }
-    errno = saved_errno;
-}
-
-void stop_on_signals(bool announce) {
-    announces = announce;
-    struct sigaction action = {};
-    action.sa_handler = on_signal;
-    action.sa_flags = SA_RESTART;
-    for (const int number : STOP_SIGNALS)
-        if (!is_ignored(number)) sigaction(number, &action, nullptr);
-}
-
-bool stop_requested() { return first_signal != 0.0; }
-
-// ---- algorithms of matmuls and attention on a GPU, chosen by timing (--autotune)
-
-// A group of one rank, whose collectives do nothing.
-static Comm single_rank;
-
-// Only rank 0 runs this micro-step, so it gathers no weights (BucketHook) and sums over no ranks: values do not matter.
-template <class floatX>
-static void time_micro_step(GPT2<floatX>& model) {
-    const BucketHook on_wait_for_weights = std::exchange(model.on_wait_for_weights, nullptr);
-    Comm* const tensor_ranks = std::exchange(model.tensor_ranks, &single_rank);
-    const DeviceBuffer<int> tokens = random_tokens(int64_t(model.B) * model.T + 1, model.config.V, model.stream);
-    model.zero_gradients();
-    model.forward(tokens.data, model.B, model.T);
-    model.backward(tokens.data, tokens.data + 1, model.B, model.T, 0, 1.0f);
-    wait_for_stream(model.stream);
-    model.on_wait_for_weights = on_wait_for_weights;
-    model.tensor_ranks = tensor_ranks;
-}
-
-static std::string algorithms_file() {
-    const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-    if (cache && *cache) return std::string(cache) + "/train_gpt2/algorithms.txt";
-    if (home && *home) return std::string(home) + "/.cache/train_gpt2/algorithms.txt";
-    fail(EXIT_CANNOT_CREATE, "neither HOME nor XDG_CACHE_HOME is set");
-}
-
-// All ranks compute with the algorithms of rank 0.
-static void share_algorithms(Comm& world) {
-    const std::string text = world.all_gather_text(device_algorithms())[0];
-    if (text != device_algorithms()) device_load_algorithms(text);
-}
-
-void load_kept_algorithms(const Options& o, Comm& world) {
-    if (device_memory_is_host() || o.autotune == "off") return;
-    try {
-        if (world.rank == 0) device_load_algorithms(read_file(algorithms_file(), 16 << 20));
-    } catch (const Error&) {  // none are kept
-    }
-    share_algorithms(world);
-}
-
-// Times the algorithms of shapes that no earlier run has timed on this machine. Changes gradients and activations.
-template <class floatX>
-static void time_algorithms(GPT2<floatX>& model, Optimizer<floatX>& optimizer, Log& log) {
-    const std::string known = device_algorithms();
-    const double begin = seconds_now();
-    device_time_algorithms(true);
-    time_micro_step(model);
-    if (optimizer.muon) optimizer.muon->time_matmuls(model.stream);
-    wait_for_stream(model.stream);
-    device_time_algorithms(false);
-    const std::string choices = device_algorithms();
-    if (choices == known) return;
-    std::string problem;
-    try {
-        make_directories(parent_directory(algorithms_file()));
-        replace_file(algorithms_file(), choices);
-    } catch (const Error& error) {
-        problem = std::string("; the next start times them again: ") + error.what();
-    }
-    const auto timed = std::ranges::count(choices, '\n') - std::ranges::count(known, '\n');
-    log.note(format("timed the algorithms of %d matmuls and attentions in %.1f s%s", int(timed), seconds_now() - begin,
-                    problem.c_str()));
-}
+#include "train/algorithms.h"
+#include "train/stop.h"
 
 // ---- the start
 
@@ -174,18 +67,14 @@ Trainer<floatX>::Trainer(const Run& run, Log& log)
     outliers.z = o.spike_z;
     load_state();
     if (val_loader && run.start.tokenizer) state.val_bytes = bytes_per_token(run, val_loader->num_windows);
-    if (!device_memory_is_host() && o.autotune == "on" && state.step < o.steps) {
-        optimizer.weights.finish();  // rank 0 reads them without on_wait_for_weights
-        if (run.is_rank0()) time_algorithms(model, optimizer, log);
-        share_algorithms(run.groups.world);
-    }
+    if (state.step < o.steps) time_algorithms(model, optimizer, o, run.groups.world, log);
     if (const std::string backend = model.prepare_attention(); !backend.empty()) log.note("attention: " + backend);
     if (state.step > 0) loader.seek(state.position);
     const TrainerState before = state;
     state.seed = o.seed;
     state.options = options_json(o);
     state.data = run.describe_data();
-    if (before.val_step >= 0 && (o.keep_best || o.patience > 0) && !same_validation(before, state)) {
+    if (before.val_step >= 0 && keeps_best(o) && !same_validation(before, state)) {
         state.best_step = -1;
         log.warn(
             "--val-data or --val-tokens are not those of the checkpoint: the losses cannot be compared, so the best "
@@ -220,7 +109,7 @@ void Trainer<floatX>::load_state() {
 template <class floatX>
 void Trainer<floatX>::start_clock(int64_t step) {
     if (run.groups.world.watchdog) run.groups.world.watchdog->step = step;
-    record_event(results[(step + 2) % 3].done, model.stream);
+    record_event(end_of(step - 1), model.stream);
     clock = {seconds_now(), loader.wait_seconds, run.groups.exposed(run.groups.waits()), run.groups.bytes_sent()};
 }
 
@@ -268,7 +157,7 @@ void Trainer<floatX>::log_step(int64_t step, const StepResults& r, const std::st
     record.loss = r.values.loss;
     record.grad_norm = r.values.grad_norm;
     record.lr = run.lr(step);
-    record.step_ms = 1e3 * seconds_between(results[(step + 2) % 3].done, r.done);
+    record.step_ms = 1e3 * seconds_between(end_of(step - 1), r.done);
     record.loader_wait_ms = 1e3 * (loader.wait_seconds - clock.loader_waited);
     record.comm_exposed_ms = 1e3 * (exposed - clock.comm_exposed);
     record.comm_bytes = run.groups.world.world_size > 1 ? r.comm_bytes : -1;
@@ -315,26 +204,28 @@ void Trainer<floatX>::finish_step(int64_t step) {
     state.tokens += run.batch.tokens_per_step;
 }
 
-// --patience: saves a validation better than all before, and ends the run after too many others. A resumed run repeats
-// the validation of its first step, which changes nothing. Step 0, which has no checkpoint, is not compared.
+// --patience: ends the run after too many validations that are not better than all before. Returns whether this one is.
+// A resumed run repeats the validation of its first step, which changes nothing. Step 0, which has no checkpoint, is
+// not compared.
 template <class floatX>
-void Trainer<floatX>::compare_with_best(int64_t step) {
+bool Trainer<floatX>::compare_with_best(int64_t step) {
     const Options& o = run.options;
-    if (o.patience == 0) return void(state.best_step = -1);  // its checkpoint may be deleted from now on
-    if (step == 0) return;
+    if (o.patience == 0) state.best_step = -1;  // its checkpoint may be deleted from now on
+    if (o.patience == 0 || step == 0) return false;
     const bool better = state.best_step < 0 || state.val_loss < state.best_loss;
-    if (run.groups.world.all_gather_text(better ? "better" : "")[0] == "better") {  // all do as rank 0 says
+    const bool best = run.groups.world.all_gather_text(better ? "better" : "")[0] == "better";  // all do as rank 0 says
+    if (best) {
         state.best_loss = std::fmin(state.val_loss, INFINITY);  // infinity for NaN: any loss is better
         state.best_step = step;
-        save_best(step);
     }
     out_of_patience = (step - state.best_step) / o.val_every >= o.patience;
     stop |= out_of_patience;
+    return best;
 }
 
 // The validation and a task have no result if a rank leaves the pass early, because it was asked to stop.
 template <class floatX>
-void Trainer<floatX>::validate(int64_t step) {
+bool Trainer<floatX>::validate(int64_t step) {
     const ProfileRange range("validation", step);
     const auto go_on = [&](int64_t done, int64_t) {
         run.groups.world.reached("validation batch", done);
@@ -361,7 +252,7 @@ void Trainer<floatX>::validate(int64_t step) {
             if (scores) log.eval(step, summarize(task, *scores));
         }
     }
-    if (loss) compare_with_best(step);
+    return loss && compare_with_best(step);
 }
 
 // Rank 0 logs the text. With ZeRO-3 and with tensor parallelism no rank has all weights, so all ranks generate the

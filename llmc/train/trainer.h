@@ -1,6 +1,5 @@
 // trainer.h: model, optimizer and data of a run, and what happens around a step. The step is in train_gpt2.cu.
 #pragma once
-#include <functional>
 #include <memory>
 #include <string>
 
@@ -11,13 +10,6 @@
 #include "train/monitor.h"
 #include "train/optimizer.h"
 #include "train/run.h"
-
-// Asks the run to stop at one of STOP_SIGNALS from now on, apart from those that the caller ignores, as nohup does with
-// SIGHUP, and a shell script with SIGINT in commands that it starts with &. After the first signal, training leaves its
-// step between two micro-steps, saves, and ends with EXIT_PREEMPTED. A second signal ends the process at once.
-// announce: print a line on stderr at the first signal; set it on rank 0 only.
-void stop_on_signals(bool announce);
-bool stop_requested();
 
 // Results of a step, which the device copies to the host asynchronously.
 struct StepResults {
@@ -72,10 +64,6 @@ struct MicroStep {
     bool last;  // the last of its virtual rank: each bucket is reduced as soon as backward has completed it
 };
 
-// Called by all ranks before a model is made. With --autotune on, loads the algorithms that earlier runs have timed on
-// rank 0's machine, from $XDG_CACHE_HOME/train_gpt2/algorithms.txt or below ~/.cache, if it can be read.
-void load_kept_algorithms(const Options& options, Comm& world);
-
 template <class floatX>
 struct Trainer {
     const Run& run;
@@ -86,15 +74,14 @@ struct Trainer {
     GPT2<floatX> model;
     Optimizer<floatX> optimizer;
     MicroStepGraph graphs[2];  // the first micro-step's, which overwrites gradients, and that of the others
-    StepResults results[3];    // results of a step and of the next one, and the end of the one before
+    StepResults results[3];    // results of a step and of the next one, and the end of the one before (end_of)
     Outliers outliers;
     Stragglers stragglers;
     TrainerState state;            // after the last step that counts: step, tokens, position in the data
     bool stop = false;             // all ranks stop after this step; the same on all ranks
     bool out_of_patience = false;  // `stop` is set because of --patience
     std::string failure;  // reason why training cannot continue, such as a loss that is not finite; `stop` is then set
-    std::function<void(int64_t step)> save_best;  // the Saver's; all ranks call it, after the best validation so far
-    float own_ms = 0.0f;                          // time of the last finished step, without waits for other ranks
+    float own_ms = 0.0f;  // time of the last finished step, without waits for other ranks
     // Other programs may use the cores while a CPU's peak is measured, so it is measured again after 1, 3, 7, 15 ... s.
     double peak_wait = 1.0, peak_due = seconds_now() + peak_wait;
     struct {
@@ -107,7 +94,9 @@ struct Trainer {
 
     MicroStep micro_step(int n);
     bool captures(const MicroStep& m) const;  // whether a CUDA graph may hold this micro-step
-    void queue_results(int64_t step);         // queues the copies of the step's results to the host
+    // When the device has completed a step, from -1 on, or a pause after it (start_clock).
+    Event end_of(int64_t step) const { return results[(step + 3) % 3].done; }
+    void queue_results(int64_t step);  // queues the copies of the step's results to the host
     // Waits for the results of a step, if they are pending, logs them, and counts the step in `state`. All ranks finish
     // the same steps at the same point, so that they come to the same decisions.
     void finish_step(int64_t step);
@@ -125,7 +114,7 @@ struct Trainer {
         optimizer.weights.finish();
         ::check_replicas(run.groups, model.weights.memory.data, model.weights.memory.bytes(), step, model.stream);
     }
-    void validate(int64_t step);
+    bool validate(int64_t step);  // returns whether the loss is the best so far, which is to be saved (--patience)
     void sample(int64_t step);
     void start_clock(int64_t step);  // step: the next one
     // All ranks call it after the loop. Returns the exit code, or throws `failure`. saved_step: rank 0's Saver's.
@@ -133,6 +122,6 @@ struct Trainer {
 
   private:
     void load_state();
-    void compare_with_best(int64_t step);
+    bool compare_with_best(int64_t step);
     void log_step(int64_t step, const StepResults& results, const std::string& skipped);
 };

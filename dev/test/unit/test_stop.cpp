@@ -1,6 +1,6 @@
 // test_stop.cpp: tests the signals that ask a run to stop, sent to a process with several threads. test_resume.py sends
 // them to a run.
-#include "train/trainer.h"
+#include "train/stop.h"
 
 #include <doctest/doctest.h>
 #include <fcntl.h>
