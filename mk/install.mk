@@ -9,7 +9,7 @@ INSTALLED := train_gpt2 $(if $(CUDA_WANTED),train_gpt2cu)
 install: $(INSTALLED)
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/share/doc/train_gpt2 $(DESTDIR)$(PREFIX)/share/man/man1
 	install -d $(DESTDIR)$(PREFIX)/share/train_gpt2
-	install -m 644 scripts/parquet_text.py $(DESTDIR)$(PREFIX)/share/train_gpt2/
+	install -m 644 scripts/table_rows.py $(DESTDIR)$(PREFIX)/share/train_gpt2/
 	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions $(DESTDIR)$(PREFIX)/share/zsh/site-functions
 	install -m 755 $(foreach p,$(INSTALLED),$(realpath $(p)) ) $(DESTDIR)$(PREFIX)/bin/
 	install -m 644 LICENSE README.md $(DESTDIR)$(PREFIX)/share/doc/train_gpt2/

@@ -1,4 +1,4 @@
-// sources: llmc/train/log.cpp llmc/infer/tasks.cpp llmc/text/input.cpp llmc/text/rows.cpp llmc/text/text_reader.cpp
+// sources: llmc/train/log.cpp llmc/infer/tasks.cpp llmc/text/input.cpp llmc/text/text_reader.cpp
 // llmc/text/tokenizer.cpp llmc/text/unicode.cpp llmc/base/common.cpp llmc/base/files.cpp llmc/base/content.cpp
 // llmc/base/json.cpp llmc/base/print.cpp
 //

@@ -1,8 +1,8 @@
-// sources: llmc/text/input.cpp llmc/text/rows.cpp llmc/text/text_reader.cpp llmc/text/tokenizer.cpp
+// sources: llmc/text/input.cpp llmc/text/text_reader.cpp llmc/text/tokenizer.cpp
 // llmc/text/unicode.cpp llmc/base/common.cpp llmc/base/content.cpp llmc/base/files.cpp llmc/base/json.cpp
 // llmc/base/print.cpp
 //
-// fuzz_text.cpp: reads any bytes as text, JSON or CSV; the first byte chooses the format and rules. The input must be
+// fuzz_text.cpp: reads any bytes as text or JSON; the first byte chooses the format and rules. The input must be
 // refused, or give documents. A file that is one document must give all of its bytes.
 #include "fuzz.h"
 #include "text/text_reader.h"
@@ -20,10 +20,8 @@ void fuzz(std::string_view input) {
     rules.val_fraction = choice & 8 ? 0.25 : 0.0;
     std::vector<TextFile> files = find_text_files({memory_file(text)}, "text").texts;
     require(files.size() == 1 && files[0].size == int64_t(text.size()));
-    if (files[0].unpacker) return;
-    const Format formats[] = {Format::json_lines, Format::json, Format::csv, Format::tsv};
-    files[0].format = choice % 4 == 3 ? formats[choice >> 5 & 3] : Format::text;
-    if (delimiter_of(files[0].format)) files[0].columns = {"text"};
+    if (files[0].unpacker || !files[0].table.empty()) return;
+    files[0].format = choice % 4 != 3 ? Format::text : choice & 32 ? Format::json : Format::json_lines;
     CorpusReader reader(files, rules);
     int64_t documents = 0;
     for (Chunk chunk; reader.next(chunk);)

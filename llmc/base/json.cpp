@@ -168,29 +168,59 @@ Json parse_json(const std::string& text, const std::string& where, const char* i
     return parse(text, where, if_cut_short, {});
 }
 
-// Returns the text with ZERO and spaces in place of values that are no finite numbers, and in `words` what stands in
-// place of each ZERO.
-static std::string with_finite_numbers(std::string text, std::vector<std::string>& words) {
+size_t json_object_end(std::string_view text, size_t begin) {
+    int64_t depth = 0;
+    for (size_t i = begin;;) {
+        i = text.find_first_of("\"{}", i);
+        if (i == text.npos) return text.npos;
+        if (text[i] == '"') {
+            i = json_string_end(text, i);
+            if (i == text.npos || text[i] == '\n') return i;
+        } else {
+            depth += text[i] == '{' ? 1 : -1;
+        }
+        i++;
+        if (depth == 0) return i;
+    }
+}
+
+static bool is_text(const std::string& quoted) try {
+    return parse_json(quoted, "").type == Json::string;
+} catch (const Error&) {
+    return false;
+}
+
+// Whether a number is one to Python, but not to a parser.
+static bool is_odd_number(const std::string& word) {
+    const bool has_digits = word.find_first_not_of("+-.0123456789eE") == word.npos;
+    return (has_digits && std::isinf(std::atof(word.c_str()))) || word == "NaN" || word == "Infinity" ||
+           word == "-Infinity" || word == ZERO;
+}
+
+// Returns the text with ZERO and spaces in place of values that a parser refuses, and blanks in such keys. `words` gets
+// what stands in place of each ZERO.
+static std::string with_standard_values(std::string text, bool any_text, std::vector<std::string>& words) {
     for (size_t i = 0, end; i < text.size(); i = end) {
-        end = text[i] == '"' ? json_string_end(text, i) + 1 : text.find_first_of("\" \t\r\n:,[]{}", i);
+        const bool quoted = text[i] == '"';
+        end = quoted ? json_string_end(text, i) + 1 : text.find_first_of("\" \t\r\n:,[]{}", i);
         end = std::min(std::max(end, i + 1), text.size());
         const std::string word = text.substr(i, end - i);
-        const bool too_large =
-            word.find_first_not_of("+-.0123456789eE") == word.npos && std::isinf(std::atof(word.c_str()));
-        if (!too_large && word != "NaN" && word != "Infinity" && word != "-Infinity" && word != ZERO) continue;
-        words.push_back(word);
-        text.replace(i, word.size(), ZERO + std::string(word.size() - 3, ' '));
+        const size_t size = word.size(), next = text.find_first_not_of(" \t\r\n", end);
+        if (quoted ? !any_text || size < 3 || word.back() != '"' || is_text(word) : !is_odd_number(word)) continue;
+        const bool is_key = quoted && next != text.npos && text[next] == ':';
+        if (!is_key) words.push_back(word);
+        text.replace(i, size, is_key ? '"' + std::string(size - 2, ' ') + '"' : ZERO + std::string(size - 3, ' '));
     }
     return text;
 }
 
-Json parse_python_json(const std::string& text, const std::string& where, const char* if_cut_short) try {
+Json parse_python_json(const std::string& text, const std::string& where, const char* if_cut_short, bool any_text) try {
     return parse_json(text, where, if_cut_short);
 } catch (const Error&) {
     std::vector<std::string> words;
-    const std::string finite = with_finite_numbers(text, words);
-    if (finite == text) throw;
-    return parse(finite, where, if_cut_short, words);
+    const std::string standard = with_standard_values(text, any_text, words);
+    if (standard == text) throw;
+    return parse(standard, where, if_cut_short, words);
 }
 
 static Json checked_object(Json value, const std::string& where) {

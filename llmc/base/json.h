@@ -70,8 +70,10 @@ Json parse_json_object(const std::string& text, const std::string& where);
 // Reads a file of at most max_bytes that holds one JSON object.
 Json read_json_object(const std::string& path, int64_t max_bytes);
 
-// The same for what Python's json writes, too: NaN, Infinity and numbers above the range of a double are numbers.
-Json parse_python_json(const std::string& text, const std::string& where, const char* if_cut_short = "");
+// The same for what Python's json writes, too: NaN, Infinity and numbers above the range of a double are numbers. With
+// any_text also strings that are no text, as with half of a surrogate pair: keys are blank then, and values no strings.
+Json parse_python_json(const std::string& text, const std::string& where, const char* if_cut_short = "",
+                       bool any_text = false);
 Json parse_python_object(const std::string& text, const std::string& where);
 
 // The position of the last quote of the string that starts at `begin`, or of a line end before it.
@@ -81,6 +83,10 @@ inline size_t json_string_end(std::string_view text, size_t begin) {
         if (i == text.npos || text[i] != '\\') return i;
     }
 }
+
+// The end of the object that starts at `begin`: after its last brace, or at a line end inside a string, where every
+// reader of JSON stops. npos: the text ends before that.
+size_t json_object_end(std::string_view text, size_t begin);
 
 // Writes a value in one line, with the keys in alphabetical order. Bytes that are not UTF-8, as a file name may have
 // them, are replaced.

@@ -18,7 +18,7 @@
 #include <utility>
 
 #include "base/content.h"
-#include "text/rows.h"
+#include "base/json.h"
 #include "text/unicode.h"
 
 namespace fs = std::filesystem;
@@ -58,26 +58,30 @@ static bool is_text_name(const std::string& path) {
 static constexpr int64_t PEEKED = 64 << 10;    // bytes that peek reads at least
 static constexpr int CANNOT_BE_STARTED = 127;  // exit code
 
-static bool is_parquet(const ForeignContent* unpacker) { return unpacker && unpacker->package == "python3"sv; }
-
 // The script is in the tree of the sources, where the program is too, or where `make install` puts it.
-static std::string parquet_script() {
+static std::string table_script() {
     std::error_code ignored;
     const fs::path folder = fs::read_symlink("/proc/self/exe", ignored).parent_path();
     for (const char* place : {"../share/train_gpt2", "scripts", "../../scripts", "../../../scripts"})
-        if (const fs::path script = folder / place / "parquet_text.py"; path_exists(script)) return script;
-    fail(EXIT_NO_INPUT, "scripts/parquet_text.py, which reads .parquet files, is neither in the sources nor installed");
+        if (const fs::path script = folder / place / "table_rows.py"; path_exists(script)) return script;
+    fail(EXIT_NO_INPUT,
+         "scripts/table_rows.py, which reads .parquet, .csv and .tsv files, is neither in the sources nor installed");
 }
 
-TextStream::TextStream(const TextFile& text, const std::string& columns) : file(text.source), unpacker(text.unpacker) {
+TextStream::TextStream(const TextFile& text, const std::string& columns)
+    : file(text.source), table(text.table), unpacker(text.unpacker) {
     file.path = text.path;
-    if (unpacker) start(columns);
+    if (unpacker || !table.empty()) start(columns);
 }
 
 void TextStream::start(const std::string& columns) {
-    const std::string script = is_parquet(unpacker) ? parquet_script() : "";
-    std::vector<const char*> words(std::begin(unpacker->command), std::end(unpacker->command));
-    if (!script.empty()) words[1] = script.c_str(), words[2] = columns.c_str();
+    const std::string script = table.empty() ? "" : table_script();
+    std::vector<const char*> words;
+    if (!script.empty()) words = {"python3", script.c_str(), table.c_str(), columns.c_str()};
+    if (unpacker) words.insert(words.end(), std::begin(unpacker->command), std::end(unpacker->command));
+    words.push_back(nullptr);
+    program_name = words[0];
+    if (table.empty()) package = unpacker->package;
     errors.reset(tmpfile());
     int ends[2];
     if (pipe2(ends, O_CLOEXEC) != 0) fail_errno(EXIT_IO, file.path, "open a pipe to unpack it");
@@ -110,18 +114,18 @@ void TextStream::finish() {
     const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
     if (code == CANNOT_BE_STARTED)
         fail(EXIT_NO_INPUT, "%s: %s, which unpacks it, cannot be started: apt-get install %s", file.path.c_str(),
-             unpacker->command[0], unpacker->package);
+             program_name, package);
     std::string reason = format("exit code %d", code);
     if (errors) rewind(errors.get());
     for (char line[512]; errors && fgets(line, sizeof(line), errors.get());)
         if (line[0] != '\n') reason = std::string(line, strcspn(line, "\n"));
     fail(code == EXIT_NO_INPUT ? EXIT_NO_INPUT : EXIT_BAD_DATA, "%s: %s cannot read all of it: %s", file.path.c_str(),
-         unpacker->command[0], reason.c_str());
+         program_name, reason.c_str());
 }
 
 // Reads some of the next bytes; 0: the end.
 int64_t TextStream::fetch(char* out, int64_t bytes) {
-    if (!unpacker) {
+    if (!is_piped()) {
         bytes = std::min(bytes, file.size - position);
         file.read_at(out, position, bytes);
         position += bytes;
@@ -153,7 +157,7 @@ std::string_view TextStream::peek(int64_t bytes) {
 }
 
 // The program shares the position in the file: its standard input is the same open file.
-int64_t TextStream::file_position() const { return unpacker ? lseek(file.fd, 0, SEEK_CUR) : position; }
+int64_t TextStream::file_position() const { return is_piped() ? lseek(file.fd, 0, SEEK_CUR) : position; }
 
 int64_t TextStream::skip_mark() {
     if (peek(3) != BYTE_ORDER_MARK) return 0;
@@ -216,7 +220,9 @@ static TextFile open_file(const std::string& path, int64_t max_bytes) {
     std::string start(size_t(std::min<int64_t>(16, file.size)), '\0');
     opened.read_at(start.data(), 0, int64_t(start.size()));
     const ForeignContent* content = foreign_content(start);
-    if (content && content->package) file.unpacker = content;
+    const bool is_parquet = content && content->package && content->package == "python3"sv;
+    if (is_parquet) file.table = "parquet";
+    if (content && content->package && !is_parquet) file.unpacker = content;
     if (file.size == 0 && suffix_of(path, PACKED))
         fail(EXIT_BAD_DATA, "%s: is empty, and its name says that it is packed; get it again", path.c_str());
     return file;
@@ -248,7 +254,7 @@ static std::string why_refused(const TextFile& file, std::string_view start) {
 }
 
 static bool is_object(const std::string& text) try {
-    return parse_row(text, "").type == Json::object;
+    return parse_python_json(text, "", "", true).type == Json::object;
 } catch (const Error&) {
     return false;
 }
@@ -274,8 +280,6 @@ static Format json_format(std::string_view start, bool named) {
 
 static Format format_of(const std::string& name, std::string_view start, Wanted wanted) {
     if (wanted == Wanted::prompt) return Format::text;
-    if (suffix_of(name, {".csv"})) return Format::csv;
-    if (suffix_of(name, {".tsv"})) return Format::tsv;
     if (suffix_of(name, TEXT) && wanted == Wanted::documents) return Format::text;
     return json_format(start, wanted == Wanted::rows || suffix_of(name, JSON));
 }
@@ -283,22 +287,18 @@ static Format format_of(const std::string& name, std::string_view start, Wanted 
 // Whether the first object, if `start` has all of it, has a text or null under the key.
 static bool first_has_text(const TextFile& file, std::string_view start, const std::string& key) try {
     if (file.format == Format::text) return true;
-    if (!file.columns.empty()) return std::find(file.columns.begin(), file.columns.end(), key) != file.columns.end();
-    const size_t begin = start.find('{'), end = begin == start.npos ? begin : object_end(start, begin);
+    const size_t begin = start.find('{'), end = begin == start.npos ? begin : json_object_end(start, begin);
     if (end == start.npos) return true;
-    const Json row = check_row(std::string(start.substr(begin, end - begin)), file.path);
+    const Json row = parse_python_json(std::string(start.substr(begin, end - begin)), file.path);
     const Json* value = row.find(key);
     return value && (value->type == Json::string || value->type == Json::null);
 } catch (const Error&) {
     return true;  // whoever reads the row refuses it
 }
 
-// Between the fields of a record; 0: the format has no records.
-char delimiter_of(Format format) { return format == Format::csv ? ',' : format == Format::tsv ? '\t' : 0; }
-
 static TextFile inspect(const std::string& path, Wanted wanted, const std::string& text_key) {
     TextFile file = open_file(path, wanted == Wanted::prompt ? MAX_PROMPT_BYTES : INT64_MAX);
-    if (is_parquet(file.unpacker)) {
+    if (!file.table.empty()) {
         file.format = Format::json_lines;
         if (wanted == Wanted::prompt) file.refused = "is a Parquet file, not text; give the text itself";
         return file;
@@ -309,21 +309,18 @@ static TextFile inspect(const std::string& path, Wanted wanted, const std::strin
     start = start.substr(0, size_t(INSPECTED));
     const int64_t odd_byte = find_odd_byte(start, continues);
     const std::string_view text = start.substr(start.starts_with(BYTE_ORDER_MARK) ? 3 : 0);
-    file.format = format_of(unpacked_name(path), text, wanted);
+    const std::string name = unpacked_name(path);
+    const bool is_table = wanted != Wanted::prompt && suffix_of(name, {".csv", ".tsv"});
+    file.format = is_table ? Format::json_lines : format_of(name, text, wanted);
     file.refused = why_refused(file, start);
     if (!file.refused.empty()) return file;
-    if (!file.unpacker) file.text_bytes = file.size;
-    if (const char delimiter = delimiter_of(file.format)) {
-        if (text.find('\n') == text.npos && text.substr(0, text.size() - 1).find('\r') != text.npos)
-            fail(EXIT_BAD_DATA, "%s: its lines end in CR alone; convert it, for example by tr '\\r' '\\n'",
-                 file.path.c_str());
-        file.columns = fields_of(text.substr(0, record_end(text, 0, delimiter)), delimiter, file.path + ":1");
-        const auto named = std::count(file.columns.begin(), file.columns.end(), text_key);
-        if (wanted == Wanted::documents && named > 1)
-            fail(EXIT_BAD_DATA, "%s:1: names %d columns \"%s\"; give them different names", file.path.c_str(),
-                 int(named), printable(text_key).c_str());
+    if (is_table) {
+        file.table = suffix_of(name, {".csv"}) ? "csv" : "tsv";
+        file.may_have_text = first_has_text(file, TextStream(file, text_key).peek(PEEKED), text_key);
+        return file;
     }
-    if (file.format == Format::text || !file.columns.empty()) file.odd_byte = odd_byte;
+    if (!file.unpacker) file.text_bytes = file.size;
+    if (file.format == Format::text) file.odd_byte = odd_byte;
     file.may_have_text = first_has_text(file, text, text_key);
     return file;
 }

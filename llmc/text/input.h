@@ -1,4 +1,4 @@
-// input.h: finds input files, decides what each one is, and reads it as text: unpacked, and Parquet as JSON lines.
+// input.h: finds input files, decides what each one is, and reads it as text: unpacked, and tables as JSON lines.
 //
 // The content decides first: files packed by gzip, zstd, xz or bzip2, and Parquet, are recognized with any name. Then
 // the name decides, without .gz and the like, in upper or lower case:
@@ -26,10 +26,8 @@
 
 enum class Format {
     text,
-    json_lines,  // an object in each line; also Parquet
-    json,        // an array of objects, or objects one after another, with any line ends
-    csv,
-    tsv
+    json_lines,  // an object in each line; also a table
+    json         // an array of objects, or objects one after another, with any line ends
 };
 
 inline constexpr int64_t MAX_PROMPT_BYTES = 16 << 20;
@@ -40,11 +38,11 @@ struct TextFile {
     int64_t size = 0;    // of the file, packed as it is
     Format format = Format::text;
     const ForeignContent* unpacker = nullptr;  // null: none is needed
-    std::vector<std::string> columns = {};     // of CSV and TSV
-    int64_t odd_byte = -1;           // offset of the first invalid UTF-8 in the first MiB of text or CSV; -1: none
-    int64_t text_bytes = INT64_MAX;  // size of the unpacked text; INT64_MAX: unknown
-    std::string refused = "";        // why the file is no text, "is a zip archive, not text; ..."
-    bool may_have_text = true;       // false: JSON or CSV whose first object has no text under the key
+    std::string table = "";                // "parquet", "csv" or "tsv": scripts/table_rows.py reads it; "": it is none
+    int64_t odd_byte = -1;                 // offset of the first invalid UTF-8 in the first MiB of text; -1: none
+    int64_t text_bytes = INT64_MAX;        // size of the unpacked text; INT64_MAX: unknown
+    std::string refused = "";              // why the file is no text, "is a zip archive, not text; ..."
+    bool may_have_text = true;             // false: JSON or CSV whose first object has no text under the key
     std::shared_ptr<FILE> copy = nullptr;  // of a pipe
 };
 
@@ -64,7 +62,6 @@ enum class Wanted { documents, rows, prompt };
 // Refuses a file that is not that (EXIT_BAD_DATA). text_key: of documents.
 TextFile open_input(const std::string& path, Wanted wanted, const std::string& text_key);
 std::string read_prompt(const std::string& path);
-char delimiter_of(Format format);  // of CSV and TSV; 0 for the others
 // The file's name without folders and without .gz and the like.
 std::string unpacked_name(const std::string& path);
 
@@ -84,12 +81,15 @@ struct TextStream {
     int64_t file_position() const;  // bytes of the file itself that were read
 
   private:
+    bool is_piped() const { return unpacker || !table.empty(); }
     void start(const std::string& columns);
     void finish();
     int64_t fetch(char* out, int64_t bytes);
 
     InputFile file;
-    const ForeignContent* unpacker;
+    const std::string table;
+    const ForeignContent* const unpacker;
+    const char *program_name = "python3", *package = "python3";
     int64_t position = 0;                                           // in a file without one
     int program = -1;                                               // its process; -1: it has ended
     int output = -1, status = 0;                                    // the end of its pipe; how it ended

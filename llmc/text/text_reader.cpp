@@ -6,7 +6,6 @@
 
 #include "base/files.h"
 #include "base/print.h"
-#include "text/rows.h"
 #include "text/tokenizer.h"
 #include "text/unicode.h"
 
@@ -54,8 +53,7 @@ struct Border {
 
 static Border next_border(std::string_view text, size_t from, Format format, const std::string& split) {
     const auto at = [](size_t end) { return Border{end, end}; };
-    if (format == Format::json && text.substr(from).starts_with('{')) return at(object_end(text, from));
-    if (delimiter_of(format)) return at(record_end(text, from, delimiter_of(format)));
+    if (format == Format::json && text.substr(from).starts_with('{')) return at(json_object_end(text, from));
     if (format == Format::text && split == "blank-lines") return at(section_end(text, from));
     const std::string_view mark = format == Format::text && split == "end-of-text" ? END_OF_TEXT : "\n";
     const size_t end = text.find(mark, from);
@@ -90,13 +88,6 @@ static void settle_end(CorpusReader& reader) {
 
 static int64_t count_lines(std::string_view text) { return std::count(text.begin(), text.end(), '\n'); }
 
-static void skip_header(CorpusReader& reader, char delimiter) {
-    const std::string_view start = reader.input->peek(1 << 20);
-    std::string header(start.substr(0, record_end(start, 0, delimiter)));
-    reader.lines = count_lines(header);
-    reader.begin += reader.input->read(header.data(), int64_t(header.size()));
-}
-
 static void open_file(CorpusReader& reader) {
     const TextFile& file = reader.files[reader.file];
     reader.input = std::make_unique<TextStream>(file, reader.rules.text_key);
@@ -104,7 +95,6 @@ static void open_file(CorpusReader& reader) {
     reader.size = reader.end = file.text_bytes;
     reader.lines = 0;
     reader.in_array = false;
-    if (delimiter_of(file.format)) skip_header(reader, delimiter_of(file.format));
     reader.many_documents = file.format != Format::text || reader.rules.split != "none";
     reader.part_begun = reader.part_val = reader.cut_follows = false;
     settle_end(reader);
@@ -165,9 +155,6 @@ static size_t list_documents(CorpusReader& reader, Chunk& chunk, bool at_end) {
                      chunk.file->path.c_str());
             if (!at_end || begin == text.size()) return begin;
             border = {text.size(), text.size()};
-            // Open quotes take all rows up to the end, more than --skip-bad-lines may skip: refused here.
-            if (const char delimiter = delimiter_of(format))
-                fields_of(text.substr(begin), delimiter, chunk.file->path + ":" + std::to_string(reader.lines + 1));
         }
         if (!is_blank(text.substr(begin, border.end - begin))) {
             const bool val = begin_document(reader);
@@ -228,24 +215,21 @@ static bool is_no_object(const Chunk& chunk, const Document& document) {
     return chunk.file->format == Format::json && chunk.bytes[document.begin] != '{';
 }
 
+// any_text: no matter whether its strings are texts.
+static Json parse_row(const Chunk& chunk, const Document& document, bool any_text) {
+    return parse_python_json(bytes_of(chunk, document), place_of(chunk, document),
+                             "; each line of this file must be one whole object {...}", any_text);
+}
+
 static Json row_of(const Chunk& chunk, const Document& document) {
-    const std::string text = bytes_of(chunk, document), where = place_of(chunk, document);
-    const char delimiter = delimiter_of(chunk.file->format);
-    if (!delimiter) {
-        if (is_no_object(chunk, document))
-            fail(EXIT_BAD_DATA, "%s: is not an object {...}; a JSON file must consist of them", where.c_str());
-        Json row = parse_row(text, where);
-        if (row.type != Json::object)
-            fail(EXIT_BAD_DATA, "%s: is JSON, but not an object {...}; each line of this file must be one",
-                 where.c_str());
-        return row;
-    }
-    const std::vector<std::string> fields = fields_of(text, delimiter, where), &columns = chunk.file->columns;
-    if (fields.size() != columns.size())
-        fail(EXIT_BAD_DATA, "%s: has %s, and the first line has %zu; a field with a delimiter needs quotes",
-             where.c_str(), counted(int64_t(fields.size()), "field").c_str(), columns.size());
-    Json row;
-    for (size_t i = 0; i < columns.size(); i++) row.members.emplace_back(columns[i], fields[i]);
+    const std::string where = place_of(chunk, document);
+    if (is_no_object(chunk, document))
+        fail(EXIT_BAD_DATA, "%s: is not an object {...}; a JSON file must consist of them", where.c_str());
+    Json row = parse_row(chunk, document, true);
+    if (row.type == Json::string && !chunk.file->table.empty())  // says what is wrong
+        fail(EXIT_BAD_DATA, "%s: %s", where.c_str(), row.text.c_str());
+    if (row.type != Json::object)
+        fail(EXIT_BAD_DATA, "%s: is JSON, but not an object {...}; each line of this file must be one", where.c_str());
     return row;
 }
 
@@ -270,8 +254,7 @@ template <class F>
 static void use_row(const Chunk& chunk, const Document& document, F f) try {
     f(row_of(chunk, document));
 } catch (const Error&) {
-    if (!delimiter_of(chunk.file->format) && !is_no_object(chunk, document))
-        check_row(bytes_of(chunk, document), place_of(chunk, document));
+    if (!is_no_object(chunk, document)) parse_row(chunk, document, false);
     throw;
 }
 

@@ -67,7 +67,7 @@ TEST_CASE("inputs that are empty or not text are refused, and JSONL that is brok
         {"a.txt", "", "a.txt: is empty"},
         {"a.jsonl", "\n", "the input (1 file) has no documents: it has no rows, or blank lines only"},
         {"a.csv", "text\n", "the input (1 file) has no documents"},
-        {"a.csv", "id,text\r1,a\r", "a.csv: its lines end in CR alone; convert it, for example by tr '\\r' '\\n'"},
+        {"a.csv", "text\ncaf\xe9\n", "a.csv:2: is not UTF-8; if it is Latin-1, convert the file with iconv"},
         {"a.csv", "text,id\n,1\n,2\n", "the input (1 file) has no text: 2 documents without any"},
         {"a.jsonl", "\n{\"text\": \"a\"\n",
          "a.jsonl:2: is not valid JSON: it ends in the middle of a value, after 12 bytes"},
