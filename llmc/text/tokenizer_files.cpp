@@ -219,31 +219,32 @@ static void find_byte_tokens(Tokenizer& tokenizer, const Ids& ids, const std::st
 // Adds a merge: "left right", or ["left", "right"] in files since 2024. No token contains a space: the alphabet writes
 // it as another character.
 static void add_merge(Tokenizer& tokenizer, const Ids& ids, const Json& written, const std::string& where) {
-    const std::string place = format("%s: merge %zu", where.c_str(), tokenizer.merges.size() + 1);
+    const auto place = [&] { return format("%s: merge %zu", where.c_str(), tokenizer.merges.size() + 1); };
     std::vector<std::string> pair;
     if (written.type == Json::string) {
         const size_t space = written.text.find(' ');
         pair = {written.text.substr(0, space), space == std::string::npos ? "" : written.text.substr(space + 1)};
         if (pair[0].empty() || pair[1].empty() || pair[1].find(' ') != std::string::npos)
-            fail(EXIT_BAD_DATA, "%s is \"%s\", not two tokens with a space between them", place.c_str(),
+            fail(EXIT_BAD_DATA, "%s is \"%s\", not two tokens with a space between them", place().c_str(),
                  printable(written.text).c_str());
     } else {
         for (const Json& token : written.items)
             if (token.type == Json::string) pair.push_back(token.text);
         if (pair.size() != 2 || written.items.size() != 2)
-            fail(EXIT_BAD_DATA, "%s is %s, not a pair of tokens", place.c_str(), printable(json_text(written)).c_str());
+            fail(EXIT_BAD_DATA, "%s is %s, not a pair of tokens", place().c_str(),
+                 printable(json_text(written)).c_str());
     }
     int found[3];
     for (int i = 0; const std::string& text : {pair[0], pair[1], pair[0] + pair[1]}) {
         const auto token = ids.find(text);
         if (token == ids.end())
-            fail(EXIT_BAD_DATA, "%s needs the token \"%s\", which is not in the vocabulary", place.c_str(),
+            fail(EXIT_BAD_DATA, "%s needs the token \"%s\", which is not in the vocabulary", place().c_str(),
                  printable(text).c_str());
         const int id = found[i++] = token->second;
         if (is_added(tokenizer, id) && text != to_alphabet(text))
-            fail(EXIT_BAD_DATA, "%s uses the added token %d", place.c_str(), id);
+            fail(EXIT_BAD_DATA, "%s uses the added token %d", place().c_str(), id);
         if (text.empty())  // merges.txt cannot represent an empty token
-            fail(EXIT_BAD_DATA, "%s uses token %d, which is empty", place.c_str(), id);
+            fail(EXIT_BAD_DATA, "%s uses token %d, which is empty", place().c_str(), id);
     }
     tokenizer.merges.push_back({found[0], found[1], found[2]});
 }
@@ -378,12 +379,14 @@ static void read_merges(Tokenizer& tokenizer, const Ids& ids, const Json& merges
 // Returns the content of vocab.json and merges.txt in the form of tokenizer.json.
 static Json read_two_files(const TokenizerFiles& files, const std::string& where) {
     std::istringstream lines(files.at("merges.txt"));
-    std::vector<Json> merges;
+    Json file, merges = std::vector<Json>();
     for (std::string line; std::getline(lines, line);) {
         if (line.ends_with('\r')) line.pop_back();
-        if (!line.empty() && !(merges.empty() && line.starts_with("#version"))) merges.push_back(line);
+        if (!line.empty() && !(merges.items.empty() && line.starts_with("#version"))) merges.items.push_back(line);
     }
-    return {{"model", {{"vocab", parse_json(files.at("vocab.json"), where)}, {"merges", merges}}}};
+    file["model"]["vocab"] = parse_json(files.at("vocab.json"), where);
+    file["model"]["merges"] = std::move(merges);
+    return file;
 }
 
 static Json read_one_file(const TokenizerFiles& files, const std::string& where) {
@@ -423,42 +426,38 @@ Tokenizer parse_tokenizer(TokenizerFiles files, const std::string& where) {
     return tokenizer;
 }
 
-static std::string read_tokenizer_file(const std::string& path) { return read_file(path, int64_t(1) << 30); }
-
 Tokenizer load_tokenizer(const std::string& path) {
-    static constexpr const char* pairs[][2] = {{"vocab.json", "merges.txt"}, {"encoder.json", "vocab.bpe"}};
-    const bool directory = is_directory(path), one_file = directory && path_exists(path + "/tokenizer.json");
+    const bool directory = is_directory(path);
     const std::string folder = directory ? path : parent_directory(path);
     const std::string name = directory ? "" : path.substr(path.rfind('/') + 1);
-    std::string where = directory ? path + "/tokenizer.json" : path;
     TokenizerFiles files;
+    const auto exists = [&](const std::string& file) { return path_exists(folder + "/" + file); };
     const auto read = [&](const std::string& file, const std::string& as) {
-        if (path_exists(folder + "/" + file)) files[as] = read_tokenizer_file(folder + "/" + file);
+        if (exists(file)) files[as] = read_file(folder + "/" + file, int64_t(1) << 30);
     };
-    for (const auto& [vocab, merges] : pairs) {
-        const std::string vocab_path = folder + "/" + vocab, merges_path = folder + "/" + merges;
-        if (directory ? !path_exists(vocab_path) && !path_exists(merges_path) : name != vocab && name != merges)
-            continue;
-        for (const std::string& part : {vocab_path, merges_path})
-            if (!one_file && !path_exists(part))
-                fail(EXIT_NO_INPUT, "%s: is missing; a tokenizer needs both %s and %s", part.c_str(), vocab, merges);
-        if (!one_file) where = vocab_path + " with " + merges;
-        read(vocab, "vocab.json"), read(merges, "merges.txt");
-        break;
-    }
-    if (one_file) read("tokenizer.json", "tokenizer.json");
-    if (directory && files.empty())
+    const bool openai =
+        directory ? !exists("vocab.json") && !exists("merges.txt") : name == "encoder.json" || name == "vocab.bpe";
+    const std::string vocab = openai ? "encoder.json" : "vocab.json", merges = openai ? "vocab.bpe" : "merges.txt";
+    if (directory || name == vocab || name == merges) read(vocab, "vocab.json"), read(merges, "merges.txt");
+    const bool one_file = name == "tokenizer.json" || (directory && exists("tokenizer.json")), none = files.empty();
+    if (!directory && none && !(one_file && exists(name)))  // other files beside it need not be its own
+        return parse_tokenizer({{"tokenizer.json", read_file(path, int64_t(1) << 30)}}, path);
+    if (directory && !one_file && none)
         fail(EXIT_NO_INPUT, "%s: has no tokenizer: neither tokenizer.json, nor vocab.json and merges.txt",
              path.c_str());
-    const bool is_alone = files.empty() && name != "tokenizer.json";  // other files beside it need not be its own
-    if (files.empty()) files["tokenizer.json"] = read_tokenizer_file(path);
-    if (is_alone) return parse_tokenizer(std::move(files), where);
+    for (const std::string& part : {vocab, merges})
+        if (!one_file && !exists(part))
+            fail(EXIT_NO_INPUT, "%s/%s: is missing; a tokenizer needs both %s and %s", folder.c_str(), part.c_str(),
+                 vocab.c_str(), merges.c_str());
+    if (one_file) read("tokenizer.json", "tokenizer.json");
     for (const char* file : SIDE_FILES) read(file, file);
     read("config.json", "config.json");
     if (is_directory(folder + "/" + TEMPLATES))
         for (const std::string& file : list_directory(folder + "/" + TEMPLATES))
             if (file.ends_with(".jinja")) read(TEMPLATES + ("/" + file), TEMPLATES + ("/" + file));
-    return parse_tokenizer(std::move(files), where);
+    return parse_tokenizer(std::move(files), directory && one_file ? path + "/tokenizer.json"
+                                             : one_file            ? path
+                                                                   : folder + "/" + vocab + " with " + merges);
 }
 
 // ---- writing
