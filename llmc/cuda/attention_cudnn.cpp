@@ -19,7 +19,7 @@
 #include <optional>
 
 #include "base/device.h"
-#include "cuda/algorithm_choices.h"
+#include "cuda/autotune.h"
 #include "cuda/cuda_check.h"
 #include "cuda/cudnn_plan.h"
 
@@ -187,7 +187,7 @@ std::string cudnn_unavailable() {
 OwnedWay cudnn_chosen_way(const AttentionKey& key, const std::string& kept) try {
     const std::optional<PlanChoice> choice = parse_plan_choice(kept);
     if (!choice || !is_part(key, choice->part)) return nullptr;
-    auto way = std::make_unique<CudnnWay>(key, choice->part, choice->plan);
+    auto way = std::make_unique<CudnnWay>(key, choice->part, choice->candidate);
     return way->has_plans() && way->plan_choice() == *choice ? std::move(way) : nullptr;
 } catch (const Error&) {
     return nullptr;

@@ -1,17 +1,48 @@
 // autotune.h: chooses among the algorithms of a library by time, and keeps the choices (base/device.h). Used for
-// cuBLASLt's algorithms and for the ways to compute attention.
+// cuBLASLt's algorithms and for the ways to compute attention. A candidate is what may be timed; a choice is the one
+// that is kept, as a text for a file and for other ranks.
 #pragma once
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "base/dtype.h"
-#include "cuda/algorithm_choices.h"
-#include "cuda/cuda_check.h"
+#include "base/device.h"
+
+// ---- Choices as text. The text may have any content: lines and choices that cannot be read are ignored, and their
+// shapes are timed again.
+
+using AlgorithmChoices = std::map<std::string, std::string>;
+
+// Writes one choice per line: "device; libraries; shape: algorithm".
+std::string choices_text(const AlgorithmChoices& choices);
+AlgorithmChoices parse_choices(const std::string& text);
+
+// A matmul's choice: the index of the route, and cuBLASLt's algorithm, of which only cuBLASLt knows the meaning.
+struct MatmulChoice {
+    int route;
+    std::array<uint64_t, 8> algorithm;
+    bool operator==(const MatmulChoice&) const = default;
+};
+std::string choice_text(const MatmulChoice& choice);
+std::optional<MatmulChoice> parse_matmul_choice(const std::string& text);
+
+// The choice of an attention by cuDNN: the number of the candidate, its engine, and the sequences that it processes at
+// a time.
+struct PlanChoice {
+    int candidate, engine, part;
+    bool operator==(const PlanChoice&) const = default;
+};
+std::string choice_text(const PlanChoice& choice);
+std::optional<PlanChoice> parse_plan_choice(const std::string& text);
 
 namespace gpu {
+
+// ---- The current choices
 
 // Whether a shape without a choice is to be timed now (device_time_algorithms).
 bool timing_algorithms();
@@ -30,7 +61,7 @@ struct Fastest {
 std::string choice_for(const std::string& key);
 void keep_choice(const std::string& key, const std::string& choice, const Fastest& times);
 
-bool is_capturing(Stream stream);
+bool is_capturing(Stream stream);  // a graph: nothing can be timed then (device.cu)
 
 // The largest |a - b| / |b| over pieces of `a` and `b` (rows, parts, width): a piece has a part of 64 or more rows. So
 // a wrong row shows, and a small part beside a large one. NaN if an element or |b| = 0 leaves it undefined: no bound
@@ -40,29 +71,26 @@ constexpr int64_t DIFFERENCE_BYTES = DIFFERENCE_PIECES * DIFFERENCE_PARTS * int6
 template <class T>
 float largest_difference(const T* a, const T* b, int64_t rows, int parts, int width, void* ratios, Stream stream);
 
-struct Timer {
-    cudaEvent_t start, stop;
-    Timer() {
-        CUDA_CHECK(cudaEventCreate(&start));
-        CUDA_CHECK(cudaEventCreate(&stop));
+// ---- Choice by time
+
+struct Timers {
+    Event start = create_timer(), stop = create_timer();
+    Timers() = default;
+    Timers(const Timers&) = delete;
+    ~Timers() {
+        destroy_event(start);
+        destroy_event(stop);
     }
-    ~Timer() {
-        cudaEventDestroy(start);
-        cudaEventDestroy(stop);
-    }
-    Timer(const Timer&) = delete;
 };
 
 // Time in milliseconds of the work that `run` queues on the stream. Infinite if run returns false: it cannot run.
 template <class Run>
-float measure_ms(const Timer& timer, Stream stream, const Run& run) {
-    CUDA_CHECK(cudaEventRecord(timer.start, stream));
+float measure_ms(const Timers& timers, Stream stream, const Run& run) {
+    record_event(timers.start, stream);
     if (!run()) return INFINITY;
-    CUDA_CHECK(cudaEventRecord(timer.stop, stream));
-    CUDA_CHECK(cudaEventSynchronize(timer.stop));
-    float ms = 0.0f;
-    CUDA_CHECK(cudaEventElapsedTime(&ms, timer.start, timer.stop));
-    return ms;
+    record_event(timers.stop, stream);
+    wait_for_event(timers.stop);
+    return float(1e3 * seconds_between(timers.start, timers.stop));
 }
 
 // Times `count` candidates; run(i) queues candidate i, and returns false if it cannot run. Before that it runs the
@@ -76,8 +104,8 @@ std::optional<Fastest> fastest(Stream stream, size_t count, const Run& run) {
     constexpr float warm_ms = 10.0f, max_ms = 120.0f, near_ratio = 1.1f, faster_ratio = 0.98f;
     constexpr float load_ms = 200.0f, row_ms = 10.0f;
     constexpr int rows = 4, max_warm_runs = 100;
-    const Timer timer;
-    const auto ms_of = [&](size_t i) { return measure_ms(timer, stream, [&] { return run(i); }); };
+    const Timers timers;
+    const auto ms_of = [&](size_t i) { return measure_ms(timers, stream, [&] { return run(i); }); };
     float warmed = 0.0f;
     for (int n = 0; count > 0 && n < max_warm_runs && warmed < warm_ms; n++) warmed += ms_of(0);
     std::vector<float> ms(count, INFINITY);
@@ -95,7 +123,7 @@ std::optional<Fastest> fastest(Stream stream, size_t count, const Run& run) {
             for (int n = 0; n < calls; n++) run(i);
             return true;
         };
-        return measure_ms(timer, stream, row) / float(calls);
+        return measure_ms(timers, stream, row) / float(calls);
     };
     std::vector<size_t> near;
     for (size_t i = 0; i < count; i++)

@@ -19,7 +19,6 @@
 #include <vector>
 
 #include "base/device.h"
-#include "cuda/algorithm_choices.h"
 #include "cuda/autotune.h"
 #include "cuda/cuda_check.h"
 #include "cuda/matmul.h"

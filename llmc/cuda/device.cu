@@ -19,6 +19,7 @@
 #endif
 
 #include "cuda/attention_ways.h"
+#include "cuda/autotune.h"
 #include "cuda/cuda_check.h"
 #include "model/mfu.h"
 
@@ -382,6 +383,11 @@ void device_begin_range(const char*) {}
 void device_end_range() {}
 #endif
 
+bool gpu::is_capturing(Stream stream) {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
+    return status != cudaStreamCaptureStatusNone;
+}
 bool device_has_graphs() { return true; }
 void begin_graph(Stream stream) { CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal)); }
 Graph end_graph(Stream stream) {
