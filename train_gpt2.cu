@@ -21,6 +21,7 @@
 #include "model/gpt2.h"
 #include "parallel/launch.h"
 #include "train/algorithms.h"
+#include "train/plan.h"
 #include "train/run.h"
 #include "train/same_ranks.h"
 #include "train/saver.h"
@@ -87,11 +88,13 @@ static void train_loop(Trainer<floatX>& t, Saver<floatX>& saver, int64_t end) {
 
 // Prints the error and returns its exit code. One of several ranks ends here, and ends the others, which would wait for
 // it forever. comm: null before the ranks have joined.
-static int end_with_error(const std::exception_ptr& exception, const Launch& launch, Comm* comm) {
+static int end_with_error(const std::exception_ptr& exception, Command command, const Launch& launch, Comm* comm) {
     std::string error;
     int exit_code = EXIT_INTERNAL;
     try {
         std::rethrow_exception(exception);
+    } catch (const OutOfMemory& e) {
+        error = e.what() + ("; " + memory_advice(command, e.purpose));
     } catch (const Error& e) {
         error = e.what();
         exit_code = e.exit_code;
@@ -136,7 +139,8 @@ static int train(const Run& run, Log& log, const Launch& launch) {
         return trainer.finish(saver.saved_step);
     } catch (...) {
         // Collectives in flight use this rank's memory, which must not be freed before the process ends.
-        if (run.groups.world.world_size > 1) end_with_error(std::current_exception(), launch, &run.groups.world);
+        if (run.groups.world.world_size > 1)
+            end_with_error(std::current_exception(), o.command, launch, &run.groups.world);
         const bool bad_val = trainer.val_loader && trainer.val_loader->error;
         if (trainer.loader.error || bad_val) {  // data that cannot be read leave the state of the last step whole
             trainer.finish_steps();
@@ -144,13 +148,6 @@ static int train(const Run& run, Log& log, const Launch& launch) {
         }
         throw;
     }
-}
-
-static int run_train(const Options& options, const Launch& launch, Comm& comm, Dtype dtype) {
-    const Run run = prepare_run(options, launch, comm, dtype);
-    const std::unique_ptr<Log> log = open_log(run, launch);
-    load_kept_algorithms(options, comm);
-    return with_dtype(dtype, [&]<class floatX>(floatX) { return train<floatX>(run, *log, launch); });
 }
 
 // Returns whether this process starts the ranks of --ranks, and is not a rank itself.
@@ -195,16 +192,20 @@ static int run_command(const Options& o, const Launch& launch, std::unique_ptr<C
     if (plans) return run_plan(o, dtype, launch);
     if (o.command == Command::generate) return run_generate(o, dtype, *comm);
     if (o.command == Command::eval) return run_eval(o, dtype, *comm, launch);
-    return run_train(o, launch, *comm, dtype);
+    const Run run = prepare_run(o, launch, *comm, dtype);
+    const std::unique_ptr<Log> log = open_log(run, launch);
+    load_kept_algorithms(o, *comm);
+    return with_dtype(dtype, [&]<class floatX>(floatX) { return train<floatX>(run, *log, launch); });
 }
 
 int main(int argc, char** argv) {
     Launch launch;
+    Options options;
     std::unique_ptr<Comm> comm;
     try {
         prepare_standard_streams();
         handle_signals_of_process_1();
-        const Options options = parse_options(argc, argv);
+        options = parse_options(argc, argv);
         if (options.command == Command::help) {
             print_stdout(options.answer);
             return 0;
@@ -213,6 +214,6 @@ int main(int argc, char** argv) {
         if (starts_ranks(options, launch)) return spawn_ranks(options.ranks, argv, options.reads_stdin);
         return run_command(options, launch, comm);
     } catch (...) {
-        return end_with_error(std::current_exception(), launch, comm.get());
+        return end_with_error(std::current_exception(), options.command, launch, comm.get());
     }
 }

@@ -3,10 +3,10 @@
 #pragma once
 #include <cstdint>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "base/common.h"
 #include "base/dtype.h"
 
 using Event = struct CUevent_st*;
@@ -46,18 +46,17 @@ void device_time_algorithms(bool on);
 // never complete because another rank is gone.
 inline void (*while_host_waits)() = nullptr;
 
-// Allocates zeroed memory, aligned to at least 64 bytes. The error names the purpose and the size. 0 bytes give null.
+struct OutOfMemory : Error {
+    std::string purpose;
+    // state: how much of the device's memory is free and allocated.
+    OutOfMemory(const char* purpose, int64_t bytes, const std::string& state)
+        : Error(EXIT_INTERNAL,
+                format("no memory for %s: %s bytes asked, ", purpose, with_commas(bytes).c_str()) + state),
+          purpose(purpose) {}
+};
+// Allocates zeroed memory, aligned to at least 64 bytes. Throws OutOfMemory. 0 bytes give null.
 void* device_allocate(int64_t bytes, const char* purpose);
 void device_free(void* memory);
-// Advice for a command whose activations do not fit; eval and generate set their own.
-inline const char* batch_memory_advice = "lower --micro-batch, or try --recompute or --logit-chunks";
-// Advice for the out-of-memory error of this purpose. Weights, gradients and moments do not depend on the batch size.
-inline const char* memory_advice(std::string_view purpose) {
-    for (const char* of_model : {"weights", "gradients", "moments"})
-        if (purpose.find(of_model) != purpose.npos)
-            return "the model is too large for this machine; lower --layers or --channels";
-    return batch_memory_advice;
-}
 int64_t device_bytes_allocated();  // currently allocated by device_allocate
 // Bytes that each of `processes` processes on this host can still allocate, minus a reserve for the libraries.
 int64_t device_bytes_free(int processes = 1);

@@ -186,6 +186,5 @@ static int evaluate_model(const Options& o, Comm& comm, const Launch& launch) {
 
 int run_eval(const Options& o, Dtype dtype, Comm& comm, const Launch& launch) {
     check_rows(o);
-    batch_memory_advice = "lower --micro-batch or --seq-len";
     return with_dtype(dtype, [&]<class floatX>(floatX) { return evaluate_model<floatX>(o, comm, launch); });
 }

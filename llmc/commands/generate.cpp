@@ -118,7 +118,5 @@ int run_generate(const Options& o, Dtype dtype, Comm& comm) {
         "generate needs as many ranks as --tensor-parallel %d says, and there %s %d; start it with --ranks %d, or by a "
         "launcher with as many",
         o.tensor_parallel, ranks == 1 ? "is" : "are", ranks, o.tensor_parallel);
-    batch_memory_advice = device_memory_is_host() ? "free memory, or try a machine with more"
-                                                  : "free memory, or try --tensor-parallel on more ranks";
     return with_dtype(dtype, [&]<class floatX>(floatX) { return generate_text<floatX>(o, comm); });
 }

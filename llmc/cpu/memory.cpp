@@ -57,9 +57,10 @@ Memory& memory() {
     const std::string limit_text =
         limit < INT64_MAX ? format(" under a limit of %s (ulimit -v)", human_bytes(limit).c_str()) : "";
     const int64_t available = host_bytes_free();
-    fail(EXIT_INTERNAL, "no memory for %s: %s bytes asked, %s available%s, %s already allocated; %s", purpose,
-         with_commas(bytes).c_str(), available < INT64_MAX / 2 ? human_bytes(available).c_str() : "unknown",
-         limit_text.c_str(), human_bytes(cpu::bytes_allocated()).c_str(), memory_advice(purpose));
+    throw OutOfMemory(purpose, bytes,
+                      format("%s available%s, %s already allocated",
+                             available < INT64_MAX / 2 ? human_bytes(available).c_str() : "unknown", limit_text.c_str(),
+                             human_bytes(cpu::bytes_allocated()).c_str()));
 }
 
 // Makes the kernel allocate every page now; returns false if memory is exhausted. Before Linux 5.14, which does not

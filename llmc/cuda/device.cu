@@ -118,9 +118,10 @@ const cudaDeviceProp& properties() {
     cudaGetLastError();  // clears it, else the next launch would report it again
     size_t free = 0, total = 0;
     CUDA_CHECK(cudaMemGetInfo(&free, &total));
-    fail(EXIT_INTERNAL, "no memory for %s: %s bytes asked, %s free of %s on %s, %s already allocated; %s", purpose,
-         with_commas(bytes).c_str(), human_bytes(int64_t(free)).c_str(), human_bytes(int64_t(total)).c_str(),
-         properties().name, human_bytes(device_bytes_allocated()).c_str(), memory_advice(purpose));
+    throw OutOfMemory(
+        purpose, bytes,
+        format("%s free of %s on %s, %s already allocated", human_bytes(int64_t(free)).c_str(),
+               human_bytes(int64_t(total)).c_str(), properties().name, human_bytes(device_bytes_allocated()).c_str()));
 }
 
 // Calls while_host_waits. During stack unwinding, a destructor must not throw another error.

@@ -176,6 +176,17 @@ std::string advise_memory(Dtype dtype, const GPT2Config& config, const BatchPlan
     return fits(1) ? text : "try a smaller model, or " + more;
 }
 
+std::string memory_advice(Command command, const std::string& purpose) {
+    for (const char* of_model : {"weights", "gradients", "moments"})
+        if (purpose.find(of_model) != purpose.npos)
+            return "the model is too large for this machine; lower --layers or --channels";
+    if (command == Command::eval) return "lower --micro-batch or --seq-len";
+    if (command == Command::generate)
+        return std::string("free memory, or try ") +
+               (device_memory_is_host() ? "a machine with more" : "--tensor-parallel on more ranks");
+    return "lower --micro-batch, or try --recompute or --logit-chunks";
+}
+
 // ---- bytes sent
 
 // Returns the bytes that a rank of n sends in one pass: a reduce-scatter or an all-gather. An all-reduce is two.
@@ -380,7 +391,7 @@ static std::string describe_precision(const Options& o, Dtype dtype) {
            (device_bf16_is_faster() ? "" : "; --precision fp32 is faster on this device");
 }
 
-static std::string describe_data(const Corpus& corpus, int64_t windows_per_step) {
+static std::string describe_corpus(const Corpus& corpus, int64_t windows_per_step) {
     return format("%s, %s, %s of %d: an epoch is %.1f steps", counted(int64_t(corpus.shards.size()), "shard").c_str(),
                   counted(corpus.tokens, "token").c_str(), counted(corpus.num_windows, "window").c_str(), corpus.T,
                   double(corpus.num_windows) / double(windows_per_step));
@@ -433,7 +444,7 @@ std::vector<Row> plan_table(Dtype dtype, const Options& o, const RunStart& sourc
         {"device", describe_device(device, dtype)},
         {"memory", describe_memory(dtype, source.config, batch, memory_options_of(o, batch.world_size),
                                    std::min(available, device.memory_bytes))}};
-    if (data) rows.push_back({"data", describe_data(*data, batch.tokens_per_step / batch.T)});
+    if (data) rows.push_back({"data", describe_corpus(*data, batch.tokens_per_step / batch.T)});
     if (o.steps > 0) rows.push_back({"schedule", describe_schedule(o)});
     if (batch.world_size * o.tensor_parallel > 1)
         rows.push_back({"network", format("each rank sends %s per step, in %d buckets",

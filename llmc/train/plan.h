@@ -13,6 +13,7 @@
 struct CheckpointFormat;
 struct Corpus;
 struct Options;
+enum class Command;
 struct RunStart;
 
 // Micro-batches of B sequences of T tokens on each of world_size data-parallel ranks, grad_accum_steps of them in a
@@ -56,6 +57,10 @@ int largest_micro_batch(Dtype dtype, const GPT2Config& config, int seq_len, int6
 // names none that `options` have already. Returns "" if training fits already.
 std::string advise_memory(Dtype dtype, const GPT2Config& config, const BatchPlan& batch, MemoryOptions options,
                           int64_t available);
+
+// What to try if a command's allocation for this purpose fails. Weights, gradients and moments do not depend on the
+// batch.
+std::string memory_advice(Command command, const std::string& purpose);
 
 // ---- bytes sent
 

@@ -21,14 +21,11 @@ TEST_CASE("device_allocate returns zeroed, aligned memory and counts its bytes, 
     CHECK_THROWS_WITH_AS(device_allocate(-1, "weights"), doctest::Contains("weights: -1 bytes asked"), Error);
 }
 
-TEST_CASE("a failed allocation names its purpose, the free memory and what to lower, and later work succeeds") {
+TEST_CASE("a failed allocation names its purpose and the free memory, and later work succeeds") {
     const int64_t before = device_bytes_allocated(), petabyte = int64_t(1) << 50;
-    for (const char* part : {"no memory for logits: 1,125,899,906,842,624 bytes asked", " free of ", " on ",
-                             "already allocated; lower --micro-batch, or try --recompute or --logit-chunks"})
-        CHECK_THROWS_WITH_AS(device_allocate(petabyte, "logits"), doctest::Contains(part), Error);
-    CHECK_THROWS_WITH_AS(device_allocate(petabyte, "weights"),
-                         doctest::Contains("the model is too large for this machine; lower --layers or --channels"),
-                         Error);
+    for (const char* part :
+         {"no memory for logits: 1,125,899,906,842,624 bytes asked", " free of ", " on ", "already allocated"})
+        CHECK_THROWS_WITH_AS(device_allocate(petabyte, "logits"), doctest::Contains(part), OutOfMemory);
     CHECK(device_bytes_allocated() == before);
     CHECK(cudaGetLastError() == cudaSuccess);  // else the next launch would report the error
     DeviceBuffer<char> a(10, "a");

@@ -136,6 +136,17 @@ TEST_CASE("a plan that does not fit names the options that would make it fit, an
               row.advice);
 }
 
+TEST_CASE("without memory for an allocation, the advice is that of the command, or a smaller model") {
+    for (const char* purpose : {"weights", "packed weights", "fp32 master weights (--master-weights, --zero)",
+                                "AdamW's first moments (--zero)", "gradients"})
+        CHECK(contains(memory_advice(Command::eval, purpose), "lower --layers or --channels"));
+    for (const char* purpose : {"activations and logits", "working memory of the operations", "the batch"}) {
+        CHECK(contains(memory_advice(Command::train, purpose), "lower --micro-batch, or try --recompute"));
+        CHECK(memory_advice(Command::eval, purpose) == "lower --micro-batch or --seq-len");
+        CHECK(contains(memory_advice(Command::generate, purpose), "try a machine with more"));
+    }
+}
+
 // ---- the table at the start
 
 static const DeviceInfo fake_device = {.name = "a device",
