@@ -448,7 +448,7 @@ int main(int argc, char** argv) try {
     CLI11_PARSE(app, argc, argv);
     ENSURE(!choice.fp8() || choice.ops == std::vector<std::string>{"step"},
            "--precision fp8 is timed with --op step only");
-    AttentionChoice attention = {
+    AttentionOptions attention = {
         .backend = AttentionBackend(std::ranges::find(words, choice.attention) - words.begin()),
         .deterministic = choice.deterministic != "off"};
     if (choice.ds_part_mib) attention.part_bytes = {int64_t(choice.ds_part_mib) << 20};

@@ -204,7 +204,7 @@ static int64_t matmul_scratch_bytes(int N, int IC, int OC) {
     return (unit ? *unit : vector_operations<floatX>()).matmul_scratch_bytes(N, IC, OC);
 }
 
-void set_attention(AttentionChoice) {}
+void set_attention(AttentionOptions) {}
 template <class floatX>
 std::string prepare_attention(int, int, int, int, bool) {
     return "";

@@ -205,7 +205,7 @@ OwnedWay cudnn_first_way(const AttentionKey& key, const PartBytes& part_bytes, s
     return nullptr;
 }
 
-std::vector<OwnedWay> cudnn_ways(const AttentionKey& key, const PartBytes& part_bytes) {
+std::vector<OwnedWay> cudnn_candidates(const AttentionKey& key, const PartBytes& part_bytes) {
     constexpr size_t max_plans = 4;
     std::vector<OwnedWay> ways;
     int next = 0, storing = -1;

@@ -7,7 +7,7 @@
 
 namespace gpu {
 
-using PartBytes = std::vector<int64_t>;  // AttentionChoice::part_bytes
+using PartBytes = std::vector<int64_t>;  // AttentionOptions::part_bytes
 
 #ifdef USE_CUDNN
 std::string cudnn_version();      // "cuDNN 9.19.0"
@@ -21,7 +21,7 @@ OwnedWay cudnn_first_way(const AttentionKey& key, const PartBytes& part_bytes, s
 
 // The first plans with the largest part, and smaller parts with the first of these plans that stores dS. A small dS may
 // stay in the L2 cache.
-std::vector<OwnedWay> cudnn_ways(const AttentionKey& key, const PartBytes& part_bytes);
+std::vector<OwnedWay> cudnn_candidates(const AttentionKey& key, const PartBytes& part_bytes);
 
 // Upper bound of the scratch_bytes of a way.
 int64_t cudnn_scratch_limit(const AttentionKey& key, const PartBytes& part_bytes);
@@ -30,7 +30,7 @@ inline std::string cudnn_version() { return "without cuDNN"; }
 inline std::string cudnn_unavailable() { return "built without cuDNN"; }
 inline OwnedWay cudnn_chosen_way(const AttentionKey&, const std::string&) { return nullptr; }
 inline OwnedWay cudnn_first_way(const AttentionKey&, const PartBytes&, std::string&) { return nullptr; }
-inline std::vector<OwnedWay> cudnn_ways(const AttentionKey&, const PartBytes&) { return {}; }
+inline std::vector<OwnedWay> cudnn_candidates(const AttentionKey&, const PartBytes&) { return {}; }
 inline int64_t cudnn_scratch_limit(const AttentionKey&, const PartBytes&) { return 0; }
 #endif
 

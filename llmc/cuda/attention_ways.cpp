@@ -16,12 +16,12 @@ namespace gpu {
 
 namespace {
 
-AttentionChoice& choice() {
-    static AttentionChoice choice;
-    return choice;
+AttentionOptions& options() {
+    static AttentionOptions options;
+    return options;
 }
 
-bool is_fixed(AttentionBackend backend) { return choice().backend == backend; }
+bool is_fixed(AttentionBackend backend) { return options().backend == backend; }
 bool may_be(AttentionBackend backend) { return is_fixed(AttentionBackend::automatic) || is_fixed(backend); }
 
 struct OwnWay : AttentionWay {
@@ -57,11 +57,11 @@ const AttentionKernels& fixed_wgmma(const AttentionSizes& sizes) {
 
 struct Prepared {
     OwnedWay way;
-    AttentionChoice options;  // the options that the way was made for
-    std::string kept;         // the kept choice that it was made for; "": none
-    bool is_kept = false;     // the way is that of the choice
-    std::string remark = "";  // reason, for the log, why it is not another way
-    int version = -1;         // gpu::algorithms_version() when the way was chosen
+    AttentionOptions options;  // the options that the way was made for
+    std::string choice;        // the kept choice that it was made for; "": none
+    bool is_chosen = false;    // the way is that of the choice
+    std::string remark = "";   // reason, for the log, why it is not another way
+    int version = -1;          // gpu::algorithms_version() when the way was chosen
 };
 
 std::map<AttentionKey, Prepared>& prepared() {
@@ -80,10 +80,10 @@ std::string choice_key(const AttentionKey& key) {
 }
 
 // The way of a kept choice; null if this machine does not offer it.
-OwnedWay chosen_way(const AttentionKey& key, const std::string& kept) {
+OwnedWay chosen_way(const AttentionKey& key, const std::string& choice) {
     for (const AttentionKernels* kernels : {&wgmma_attention, &mma_attention})
-        if (wgmma_is_candidate(key) && kept.starts_with(std::string(kernels->name) + " ")) return own(*kernels, key);
-    return kept.empty() || !cudnn_reason().empty() ? nullptr : cudnn_chosen_way(key, kept);
+        if (wgmma_is_candidate(key) && choice.starts_with(std::string(kernels->name) + " ")) return own(*kernels, key);
+    return choice.empty() || !cudnn_reason().empty() ? nullptr : cudnn_chosen_way(key, choice);
 }
 
 // The way without a choice.
@@ -91,7 +91,7 @@ OwnedWay first_way(const AttentionKey& key, std::string& remark) {
     if (is_fixed(AttentionBackend::mma)) return own(mma_attention, key);
     if (is_fixed(AttentionBackend::wgmma)) return own(fixed_wgmma(key.sizes), key);
     std::string reason = cudnn_reason();
-    OwnedWay way = reason.empty() ? cudnn_first_way(key, choice().part_bytes, reason) : nullptr;
+    OwnedWay way = reason.empty() ? cudnn_first_way(key, options().part_bytes, reason) : nullptr;
     ENSURE(way || !is_fixed(AttentionBackend::cudnn), "--attention cudnn: %s; give --attention auto", reason.c_str());
     if (way) return way;
     remark = ": " + reason;
@@ -101,10 +101,10 @@ OwnedWay first_way(const AttentionKey& key, std::string& remark) {
 // Makes the way of the kept choice, or the first way, unless it is there.
 Prepared& prepare(const AttentionKey& key) {
     Prepared& p = prepared()[key];
-    const std::string kept = choice_for(choice_key(key));
-    if (p.way && p.options == choice() && p.kept == kept) return p;
-    p = {.way = chosen_way(key, kept), .options = choice(), .kept = kept, .version = p.version};
-    p.is_kept = p.way != nullptr;
+    const std::string choice = choice_for(choice_key(key));
+    if (p.way && p.options == options() && p.choice == choice) return p;
+    p = {.way = chosen_way(key, choice), .options = options(), .choice = choice, .version = p.version};
+    p.is_chosen = p.way != nullptr;
     if (!p.way) p.way = first_way(key, p.remark);
     return p;
 }
@@ -112,7 +112,7 @@ Prepared& prepare(const AttentionKey& key) {
 // Null if these sizes were not prepared with the current options.
 Prepared* find(const AttentionKey& key) {
     const auto at = prepared().find(key);
-    return at == prepared().end() || at->second.options != choice() ? nullptr : &at->second;
+    return at == prepared().end() || at->second.options != options() ? nullptr : &at->second;
 }
 
 // ---- Choice by time
@@ -177,11 +177,11 @@ bool try_run(AttentionWay& way, const AttentionCall& call, Stream stream) {
     return false;
 }
 
-// The ways to time on the call's operands, first the one that computes without a choice; none if there is no other.
-// refused: why wgmma is not one of them.
-std::vector<OwnedWay> ways_to_time(const AttentionCall& call, std::string& refused, Stream stream) {
+// The candidates for the call's operands, first the one that computes without a choice; none if there is no
+// other. refused: why wgmma is not one of them.
+std::vector<OwnedWay> candidates(const AttentionCall& call, std::string& refused, Stream stream) {
     std::vector<OwnedWay> ways;
-    if (cudnn_reason().empty()) ways = cudnn_ways(call.key, choice().part_bytes);
+    if (cudnn_reason().empty()) ways = cudnn_candidates(call.key, options().part_bytes);
     const bool with_wgmma = wgmma_is_candidate(call.key);
     if (ways.empty() && with_wgmma) ways.push_back(own(mma_attention, call.key));
     int64_t bytes = with_wgmma ? Comparison(call.key).bytes : 0;
@@ -199,7 +199,7 @@ std::vector<OwnedWay> ways_to_time(const AttentionCall& call, std::string& refus
 // Keeps the fastest way.
 void choose_fastest(const AttentionCall& call, Prepared& p, Stream stream) {
     std::string refused;
-    std::vector<OwnedWay> ways = ways_to_time(call, refused, stream);
+    std::vector<OwnedWay> ways = candidates(call, refused, stream);
     const std::optional<Fastest> best =
         fastest(stream, ways.size(), [&](size_t i) { return try_run(*ways[i], call, stream); });
     if (!best) return;
@@ -207,23 +207,23 @@ void choose_fastest(const AttentionCall& call, Prepared& p, Stream stream) {
     p.remark += refused;
     p.way = std::move(ways[best->index]);
     keep_choice(choice_key(call.key), p.way->choice(), *best);
-    p.kept = choice_for(choice_key(call.key));
-    p.is_kept = true;
+    p.choice = choice_for(choice_key(call.key));
+    p.is_chosen = true;
 }
 
 // An upper bound of the scratch memory before the way is made.
 int64_t scratch_limit(const AttentionKey& key) {
-    int64_t bytes = cudnn_reason().empty() ? cudnn_scratch_limit(key, choice().part_bytes) : 0;
+    int64_t bytes = cudnn_reason().empty() ? cudnn_scratch_limit(key, options().part_bytes) : 0;
     if (is_fixed(AttentionBackend::wgmma)) bytes = fixed_wgmma(key.sizes).scratch_bytes(key);
     return wgmma_is_candidate(key) ? std::max(bytes, Comparison(key).bytes) : bytes;
 }
 
 }  // namespace
 
-void set_attention(AttentionChoice chosen) { choice() = std::move(chosen); }
+void set_attention(AttentionOptions given) { options() = std::move(given); }
 
 AttentionPass attention_backward_pass() {
-    return choice().deterministic ? AttentionPass::deterministic_backward : AttentionPass::backward;
+    return options().deterministic ? AttentionPass::deterministic_backward : AttentionPass::backward;
 }
 
 std::string prepare_attention_ways(const AttentionSizes& sizes, bool backward) {
@@ -246,7 +246,7 @@ void run_attention(const AttentionCall& call, Stream stream) {
     if (!p) return mma_attention.run(call, stream);
     if (p->version != algorithms_version() && !is_capturing(stream)) {
         p->version = algorithms_version();
-        if (!prepare(call.key).is_kept && timing_algorithms()) choose_fastest(call, *p, stream);
+        if (!prepare(call.key).is_chosen && timing_algorithms()) choose_fastest(call, *p, stream);
         device_reserve_scratch(p->way->scratch_bytes());
     }
     if (!p->way->run(call, stream)) fail(EXIT_INTERNAL, "%s: it refuses to run attention", p->way->text().c_str());

@@ -2,7 +2,7 @@
 // cores.
 //
 // The first call of each shape makes a plan (descriptors and algorithm), which later calls reuse. Its algorithm is the
-// fastest of many (autotune.h), or else the first of the heuristic's proposals that can be launched. Split-K partial
+// fastest of many (autotune.h), or else the first of the heuristic's candidates that can be launched. Split-K partial
 // sums are added in float from the workspace in a fixed order (the schemes COMPUTE_TYPE and OUTPUT_TYPE), so a plan
 // always gives the same bits. The scheme INPLACE is not used: no documentation promises in which order its blocks add
 // to the result, and on an H200 it was not faster.
@@ -271,7 +271,7 @@ std::optional<Plan> with_algorithm(Plan plan, const Shape& shape, const cublasLt
 // The heuristic's plans for a call. Batches of any size have the algorithms that it proposes for one size, so that the
 // bits of a matrix do not depend on how many are in its batch: ranks divide them.
 template <class floatX>
-std::vector<Plan> proposed_plans(Call<floatX> call, const Route& route, int max_plans) {
+std::vector<Plan> plans_of_route(Call<floatX> call, const Route& route, int max_plans) {
     constexpr int size = 16;
     const Plan described = describe(call, route);
     if (call.shape.batch == 0) return heuristic_plans(described, call.shape, max_plans);
@@ -429,13 +429,13 @@ std::optional<Plan> chosen_plan(const Call<floatX>& call) {
     return plan;
 }
 
-// The heuristic's plans for a route, and split variants of the best of them. On an H200 the fastest of 64 proposals was
-// among the first 8 for each matmul of 124M.
+// The heuristic's plans for a route, and split variants of the best of them. On an H200 the fastest of 64 candidates
+// was among the first 8 for each matmul of 124M.
 template <class floatX>
 std::vector<Plan> candidates(const Call<floatX>& call, const Route& route) {
     constexpr int algorithms = 8;
     constexpr size_t split_algorithms = 2, splits = 4;
-    std::vector<Plan> plans = proposed_plans(call, route, algorithms);
+    std::vector<Plan> plans = plans_of_route(call, route, algorithms);
     if (call.shape.kind != Kind::weight_gradient) return plans;
     const std::vector<Plan> best(plans.begin(), plans.begin() + int64_t(std::min(plans.size(), split_algorithms)));
     for (const Plan& plan : best)
@@ -471,14 +471,14 @@ Plan fastest_plan(const Call<floatX>& call, Stream stream) {
 
 // ---- Plans
 
-// The heuristic's proposals for all routes, best first. Where the first of a route leaves SMs without work, the same
-// with split sums comes before it.
+// The candidates without timing: the heuristic's plans for all routes, best first. Where the first of a route leaves
+// SMs without work, the same with split sums comes before it.
 template <class floatX>
-std::vector<Plan> proposals(const Call<floatX>& call) {
+std::vector<Plan> untimed_candidates(const Call<floatX>& call) {
     constexpr int algorithms = 4;
     std::vector<Plan> all;
     for (const Route& route : routes(call.shape)) {
-        const std::vector<Plan> plans = proposed_plans(call, route, algorithms);
+        const std::vector<Plan> plans = plans_of_route(call, route, algorithms);
         if (plans.empty()) continue;
         const int32_t parts = best_splits(call.shape, 1)[0];
         const bool to_split = call.shape.kind == Kind::weight_gradient && parts > 1 && !is_split(plans[0]);
@@ -496,7 +496,7 @@ template <class floatX>
 std::vector<Plan> plans_to_try(const Call<floatX>& call, Stream stream) {
     if (const std::optional<Plan> chosen = chosen_plan(call)) return {*chosen};
     if (gpu::timing_algorithms() && !is_capturing(stream)) return {fastest_plan(call, stream)};
-    return proposals(call);
+    return untimed_candidates(call);
 }
 
 // Plans of the current version of the choices.

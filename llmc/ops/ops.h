@@ -132,13 +132,13 @@ constexpr const char* ATTENTION_WORDS[] = {"auto", "cudnn", "wgmma", "mma"};
 
 // This program's kernels are always deterministic. With deterministic = false, cuDNN sums dQ in the order in which
 // blocks finish. That order differs from run to run, but the sum moves less memory.
-struct AttentionChoice {
+struct AttentionOptions {
     AttentionBackend backend = AttentionBackend::automatic;
     bool deterministic = true;
     // cuDNN's deterministic backward: bytes of score gradients stored at a time; 0 = a 32nd of the GPU's memory. The
     // last is the default, and --autotune times all. The L2 cache of an H100 has 50 MB.
     std::vector<int64_t> part_bytes = {50'000'000, 128'000'000, 256'000'000, 0};
-    bool operator==(const AttentionChoice&) const = default;
+    bool operator==(const AttentionOptions&) const = default;
 };
 
 // Matrices of one shape that Muon makes orthogonal together, as a stack (count, rows, cols) with rows <= cols. In
