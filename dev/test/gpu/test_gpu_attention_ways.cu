@@ -20,11 +20,11 @@ using gpu::AttentionCall;
 static const gpu::AttentionSizes sizes{2, 70, 2, 64};
 static constexpr int64_t C = 128, tokens = 140;
 
-static const gpu::AttentionKernels mma = gpu::mma_attention, wgmma = gpu::wgmma_attention;
+static const gpu::AttentionKernels own_mma = gpu::mma_attention, own_wgmma = gpu::wgmma_attention;
 
 // What the test's kernels compute, and the time that they take.
 struct Planted {
-    std::function<void(const AttentionCall& call, Stream stream)> compute = mma.run;
+    std::function<void(const AttentionCall& call, Stream stream)> compute = own_mma.run;
     float ms = 1.0f, mma_ms = 4.0f;
     int runs = 0, mma_runs = 0;
 };
@@ -37,10 +37,11 @@ struct WithPlanted {
         planted = p;
         gpu::mma_attention.run = [](const AttentionCall& call, Stream stream) {
             planted.mma_runs++;
-            mma.run(call, stream);
+            own_mma.run(call, stream);
             take_time(planted.mma_ms, stream);
         };
-        gpu::wgmma_attention = {"wgmma", 1, [](const gpu::AttentionSizes&) { return std::string(); }, mma.scratch_bytes,
+        gpu::wgmma_attention = {"wgmma", 1, [](const gpu::AttentionSizes&) { return std::string(); },
+                                own_mma.scratch_bytes,
                                 [](const AttentionCall& call, Stream stream) {
                                     planted.runs++;
                                     planted.compute(call, stream);
@@ -50,8 +51,8 @@ struct WithPlanted {
         gpu::load_algorithms({});
     }
     ~WithPlanted() {
-        gpu::mma_attention = mma;
-        gpu::wgmma_attention = wgmma;
+        gpu::mma_attention = own_mma;
+        gpu::wgmma_attention = own_wgmma;
         gpu::load_algorithms({});
     }
 };
@@ -110,7 +111,7 @@ TEST_CASE("kernels whose results differ from the library's are refused, with a n
         CAPTURE(fault.what);
         const WithPlanted there({.compute = [&](const AttentionCall& call, Stream stream) {
             const bool here = (call.key.pass == gpu::AttentionPass::forward) == fault.in_forward;
-            if (!here || fault.computes) mma.run(call, stream);
+            if (!here || fault.computes) own_mma.run(call, stream);
             if (here) fault.spoil(call, stream);
         }});
         const Outputs got = computed(true);
@@ -120,7 +121,7 @@ TEST_CASE("kernels whose results differ from the library's are refused, with a n
         CHECK(text.find("refused: differ from ") != text.npos);
         for (const auto& [key, choice] : gpu::algorithms())
             if ((key.find("forward") != key.npos) == fault.in_forward) CHECK_FALSE(choice.starts_with("wgmma"));
-        planted.compute = mma.run;  // the same choices, where no kernel is wrong
+        planted.compute = own_mma.run;  // the same choices, where no kernel is wrong
         const Outputs want = computed(false);
         CHECK(memcmp(got.out.data(), want.out.data(), size_t(got.out.buffer.bytes())) == 0);
         CHECK(memcmp(got.lse.data(), want.lse.data(), size_t(got.lse.buffer.bytes())) == 0);
