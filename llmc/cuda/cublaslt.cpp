@@ -72,12 +72,9 @@ constexpr GeluFusion gelu_fusion_by_gpu[] = {
 };
 
 bool fused_gelu_is_faster() {
-    int device = 0;
-    cudaDeviceProp properties;
-    CUDA_CHECK(cudaGetDevice(&device));
-    CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
+    const int major = gpu::current_device().major;
     for (const GeluFusion& fusion : gelu_fusion_by_gpu)
-        if (fusion.major == properties.major) return fusion.fused;
+        if (fusion.major == major) return fusion.fused;
     return true;
 }
 
@@ -153,14 +150,8 @@ void set_pointers(Plan& plan, const Call<floatX>& call) {
     set<const void*>(plan, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, call.b_scale);
 }
 
-// Returns the number of multiprocessors.
 int sm_count() {
-    static const int all = [] {
-        int device = 0, value = 0;
-        CUDA_CHECK(cudaGetDevice(&device));
-        CUDA_CHECK(cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, device));
-        return value;
-    }();
+    static const int all = gpu::current_device().multiProcessorCount;
     return all;
 }
 

@@ -22,3 +22,7 @@ inline void check_cublas_call(cublasStatus_t status, const char* call, const cha
     if (status != CUBLAS_STATUS_SUCCESS)
         fail(EXIT_INTERNAL, "%s at %s:%d: %s", call, file, line, cublasLtGetStatusString(status));
 }
+
+namespace gpu {
+cudaDeviceProp current_device();  // device.cu
+}

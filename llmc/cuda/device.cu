@@ -104,13 +104,7 @@ void check_code(int device, const cudaDeviceProp& p) {
 }
 
 const cudaDeviceProp& properties() {
-    static const cudaDeviceProp properties = [] {
-        int device = 0;
-        cudaDeviceProp p;
-        CUDA_CHECK(cudaGetDevice(&device));
-        CUDA_CHECK(cudaGetDeviceProperties(&p, device));
-        return p;
-    }();
+    static const cudaDeviceProp properties = gpu::current_device();
     return properties;
 }
 
@@ -228,11 +222,16 @@ int device_count() { return count_gpus(); }
 bool device_memory_is_host() { return false; }
 bool device_bf16_is_faster() { return properties().major >= OLDEST_MAJOR; }
 
-void device_check_fp8() {
+cudaDeviceProp gpu::current_device() {
     int device = 0;
     cudaDeviceProp p;
     CUDA_CHECK(cudaGetDevice(&device));
     CUDA_CHECK(cudaGetDeviceProperties(&p, device));
+    return p;
+}
+
+void device_check_fp8() {
+    const cudaDeviceProp p = gpu::current_device();
     ENSURE(10 * p.major + p.minor >= 89,
            "--precision fp8: %s has compute capability %d.%d, and FP8 needs 8.9 (RTX 40, L4, H100) or later; give "
            "--precision bf16",
@@ -240,10 +239,7 @@ void device_check_fp8() {
 }
 
 bool gpu::runs_hopper_code() {
-    int device = 0;
-    cudaDeviceProp p;
-    CUDA_CHECK(cudaGetDevice(&device));
-    CUDA_CHECK(cudaGetDeviceProperties(&p, device));
+    const cudaDeviceProp p = current_device();
     return p.major == 9 && p.minor == 0 && strstr(CUDA_ARCHS, "90a");
 }
 
