@@ -3,9 +3,9 @@
 // (vector_*.h), avx512bf16.cpp and amx.cpp the bf16 matmul and attention (matrix_*.h). cpu::<op> calls the variant of
 // the best set up to isa() that has it (dispatch.cpp). Tests compare all variants with cpu::reference (reference.cpp).
 //
-// Variants read neither amax nor an FP8 weight, which are up to cpu::<op> (fp8.cpp). Their sources must not emit inline
-// functions of others: of several copies the linker keeps one, perhaps one with instructions that the CPU lacks. So
-// they are compiled with -O1 at least, and test_cpu_isa.py looks for such copies.
+// Variants read neither amax nor an FP8 weight, which are up to cpu::<op> (fp8_matmul.cpp). Their sources must not emit
+// inline functions of others: of several copies the linker keeps one, perhaps one with instructions that the CPU lacks.
+// So they are compiled with -O1 at least, and test_cpu_isa.py looks for such copies.
 #pragma once
 #include "cpu/isa.h"
 #include "ops/ops.h"
@@ -78,7 +78,8 @@ double peak_of(const Run& run, double flop) {
     return best;
 }
 
-// fp8.cpp. raise_amax raises *amax (Out), if it is not null. The matmuls are those of ops.inc with weight.in_fp8(N).
+// fp8_matmul.cpp. raise_amax raises *amax (Out), if it is not null. The matmuls are those of ops.inc with
+// weight.in_fp8(N).
 void raise_amax(float* amax, const bf16* x, int64_t count);
 inline void raise_amax(float*, const float*, int64_t) {}  // fp32 tensors have no FP8 copies
 void fp8_matmul_forward(MatmulForward<bf16> m, int N, int IC, int OC, Stream stream);

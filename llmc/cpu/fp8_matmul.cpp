@@ -1,4 +1,4 @@
-// fp8.cpp: simulates the FP8 matmuls of a GPU. Operands are rounded to the values that the GPU's FP8 operands have.
+// fp8_matmul.cpp: simulates the FP8 matmuls of a GPU. Operands are rounded to the values of the GPU's FP8 operands.
 // These are exact in bf16, so the bf16 matmuls then compute the same products; only the order of the sums differs.
 #include "base/fp8.h"
 
