@@ -162,7 +162,7 @@ static bool starts_ranks(const Options& o, const Launch& launch) {
 
 // Chooses the device and the number of threads.
 static void start_device(const Options& o, const Launch& launch) {
-    choose_attention(o.attention, o.deterministic != "off");
+    choose_attention(o.attention, o.deterministic);
     const int threads = choose_threads(launch.local_world_size).threads;
     check_threads(threads);
     device_init(launch.local_rank, threads);
@@ -170,12 +170,11 @@ static void start_device(const Options& o, const Launch& launch) {
 
 // Returns the dtype of weights and activations with --precision. Refuses fp8 on a GPU that has none.
 static Dtype compute_dtype(const Options& o) {
-    std::string precision = o.precision;
-    if (precision == "auto") precision = device_bf16_is_faster() ? "bf16" : "fp32";
-    ENSURE(precision != "fp32" || o.master_weights == "on",
+    const bool is_fp32 = o.precision == Precision::automatic ? !device_bf16_is_faster() : o.precision == Precision::fp32;
+    ENSURE(!is_fp32 || o.master_weights,
            "--master-weights off, but --precision auto is fp32 on this device; give --precision bf16");
-    if (precision == "fp8") device_check_fp8();
-    return precision == "fp32" ? Dtype::fp32 : Dtype::bf16;
+    if (o.precision == Precision::fp8) device_check_fp8();
+    return is_fp32 ? Dtype::fp32 : Dtype::bf16;
 }
 
 static int run_command(const Options& o, const Launch& launch, std::unique_ptr<Comm>& comm) {

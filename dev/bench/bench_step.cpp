@@ -27,8 +27,9 @@ struct Timer {
 template <class floatX>
 static void bench(const Options& options, const GPT2Config& config) {
     const int B = options.micro_batch, T = options.seq_len ? options.seq_len : config.max_T;
-    const bool fp8 = options.precision == "fp8";
-    const MemoryOptions memory{.logit_chunks = options.logit_chunks, .muon = options.optimizer == "muon", .fp8 = fp8};
+    const bool fp8 = options.precision == Precision::fp8;
+    const MemoryOptions memory{
+        .logit_chunks = options.logit_chunks, .muon = options.optimizer == UpdateRule::muon, .fp8 = fp8};
     GPT2<floatX> model(config, Purpose::train, B, T, memory);
     Optimizer<floatX> optimizer(model, OptimizerConfig{}, memory);
     init_weights(optimizer, options.seed);
@@ -75,10 +76,10 @@ int main(int argc, char** argv) try {
         return 0;
     }
     device_init(0, 0);
-    if (options.precision == "fp8") device_check_fp8();
+    if (options.precision == Precision::fp8) device_check_fp8();
     const GPT2Config config = model_config(options);
     printf("%s\n", describe_model(config).c_str());
-    options.precision == "fp32" ? bench<float>(options, config) : bench<bf16>(options, config);
+    options.precision == Precision::fp32 ? bench<float>(options, config) : bench<bf16>(options, config);
 } catch (const Error& error) {
     fprintf(stderr, "error: %s\n", error.what());
     return error.exit_code;

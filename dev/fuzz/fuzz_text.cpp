@@ -16,7 +16,7 @@ void fuzz(std::string_view input) {
         while (!once.empty() && text.size() < 80 << 10) text += once;
     }
     CorpusRules rules;
-    rules.split = choice % 4 == 1 ? "blank-lines" : choice % 4 == 2 ? "end-of-text" : "none";
+    rules.split = choice % 4 == 1 ? SplitAt::blank_lines : choice % 4 == 2 ? SplitAt::end_of_text : SplitAt::none;
     rules.val_fraction = choice & 8 ? 0.25 : 0.0;
     std::vector<TextFile> files = find_text_files({memory_file(text)}, "text").texts;
     require(files.size() == 1 && files[0].size == int64_t(text.size()));
@@ -33,5 +33,5 @@ void fuzz(std::string_view input) {
     require(reader.file_bytes_read() <= files[0].size);
     require(documents <= 2 * int64_t(text.size()) && all.size() <= text.size());
     const size_t mark = text.starts_with("\xef\xbb\xbf") ? 3 : 0;
-    if (rules.split == "none" && files[0].format == Format::text) require(all == text.substr(mark));
+    if (rules.split == SplitAt::none && files[0].format == Format::text) require(all == text.substr(mark));
 }

@@ -1,6 +1,7 @@
 #include "checkpoint/gguf.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -181,12 +182,10 @@ std::string make_header(const Bytes& metadata, const std::vector<GGUFTensor>& te
 }  // namespace
 
 std::string write_gguf(const std::string& path, const std::string& weights, const GPT2Config& config,
-                       const GGUFVocabulary& vocabulary, const std::string& type_name) {
+                       const GGUFVocabulary& vocabulary, GGUFMatrices matrices) {
     const ParamLayout layout(config);
     const std::string file_name = path.substr(path.rfind('/') + 1);
-    GGUFType wanted = f32;
-    for (const GGUFType& type : {f16, bfloat, q8_0})
-        if (type_name == type.name) wanted = type;
+    const GGUFType wanted = std::array{f32, f16, bfloat, q8_0}[size_t(matrices)];
     std::vector<GGUFTensor> tensors;
     for_each_tensor(layout, [&](Param p, int l) { tensors.push_back(gguf_tensor(layout, p, l, wanted)); });
     Bytes metadata;

@@ -8,6 +8,8 @@
 
 #include "model/params.h"
 
+enum class GGUFMatrices { f32, f16, bf16, q8_0 };  // type of the matrices in the file
+
 struct GGUFVocabulary {
     enum Type : int32_t { normal = 1, control = 3, user_defined = 4, unused = 5 };  // llama.cpp's values
     std::vector<std::string> tokens;  // by id, in GPT-2's alphabet of bytes; config.V tokens
@@ -19,7 +21,7 @@ struct GGUFVocabulary {
 };
 
 // Writes the weights that load_weights reads to `path`, or throws and leaves no file; returns "28 tensors" and how many
-// of them are not of the type. type: f32, f16, bf16 or q8_0, of the matrices. Memory holds one tensor at a time.
-// Refuses values that the type cannot hold (EXIT_BAD_DATA).
+// of them are not of the type. Memory holds one tensor at a time. Refuses values that the type cannot hold
+// (EXIT_BAD_DATA).
 std::string write_gguf(const std::string& path, const std::string& weights, const GPT2Config& config,
-                       const GGUFVocabulary& vocabulary, const std::string& type);
+                       const GGUFVocabulary& vocabulary, GGUFMatrices matrices);

@@ -46,6 +46,6 @@ int run_export(const Options& o, const Launch& launch) {
     const std::string written = write_gguf(path, source.weights, source.config,
                                            vocabulary_of(*source.tokenizer, source.hf_config, source.config.V), o.type);
     print_stdout(format("%s: %s as %s, %s, %s\n", message_text(path).c_str(), message_text(source.weights).c_str(),
-                        o.type.c_str(), written.c_str(), human_bytes(InputFile(path).size).c_str()));
+                        option_text(o, "type").c_str(), written.c_str(), human_bytes(InputFile(path).size).c_str()));
     return 0;
 }

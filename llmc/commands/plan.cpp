@@ -19,7 +19,7 @@ static void add_time(std::vector<Row>& rows, Dtype dtype, const Options& o, cons
     load_kept_algorithms(o, single_rank);
     const int ranks = batch.world_size * o.tensor_parallel;
     std::optional<MeasuredStep> measured;
-    if (o.measure == "on") measured = measure_step(dtype, config, batch.B, batch.T, memory_options_of(o, 1), peak);
+    if (o.measure) measured = measure_step(dtype, config, batch.B, batch.T, memory_options_of(o, 1), peak);
     peak = std::max(peak, device_measure_peak(dtype));
     if (!measured && peak == 0) return rows.push_back({"time", "unknown: no step was measured, and no peak is known"});
     const double flops = flops_per_token(config, batch.T) * double(batch.tokens_per_step) / ranks;
@@ -40,7 +40,7 @@ static void add_time(std::vector<Row>& rows, Dtype dtype, const Options& o, cons
         if (ranks > 1) text += ", on one rank alone, without the network";
     } else {
         text += format(", estimated at %.0f %% of the peak: ", 100.0 * ASSUMED_MFU);
-        text += o.measure == "off" ? "--measure is off" : "a step is too large to be measured here";
+        text += o.measure ? "a step is too large to be measured here" : "--measure is off";
     }
     rows.push_back({"time", text});
     if (o.dollars_per_hour == 0) return;

@@ -6,9 +6,8 @@
 #include "ops/ops.h"
 #include "parallel/comm.h"
 
-void choose_attention(const std::string& backend, bool deterministic) {
-    const auto word = std::ranges::find(ATTENTION_WORDS, backend);
-    ops::set_attention({.backend = AttentionBackend(word - ATTENTION_WORDS), .deterministic = deterministic});
+void choose_attention(AttentionBackend backend, bool deterministic) {
+    ops::set_attention({.backend = backend, .deterministic = deterministic});
 }
 
 template <class floatX>

@@ -8,6 +8,7 @@
 
 #include "base/device.h"
 #include "model/memory.h"
+#include "ops/ops.h"
 
 struct Comm;  // parallel/comm.h
 
@@ -15,9 +16,8 @@ struct Comm;  // parallel/comm.h
 // bucket, so that communication overlaps with computation.
 using BucketHook = std::function<void(int bucket)>;
 
-// What computes bf16 attention on a GPU, one of ATTENTION_WORDS, and whether it must be deterministic. Call it before
-// the first model.
-void choose_attention(const std::string& backend, bool deterministic);
+// What computes bf16 attention on a GPU, and whether it must be deterministic. Call it before the first model.
+void choose_attention(AttentionBackend backend, bool deterministic);
 
 template <class floatX>
 struct GPT2 {

@@ -15,7 +15,8 @@ static constexpr int64_t CUT_WINDOW = 64 << 10;     // bytes in which the start 
 static constexpr int64_t LONGEST_ROW = 1 << 30;     // bytes
 
 void measure_text(TextFile& file, const CorpusRules& rules, const std::function<void(int64_t)>& progress) {
-    if (!file.unpacker || file.format != Format::text || rules.split != "none" || rules.val_fraction == 0.0) return;
+    if (!file.unpacker || file.format != Format::text || rules.split != SplitAt::none || rules.val_fraction == 0.0)
+        return;
     TextStream stream(file, "");
     std::string piece(1 << 20, '\0');
     file.text_bytes = 0;
@@ -51,11 +52,11 @@ struct Border {
     size_t end, next;
 };
 
-static Border next_border(std::string_view text, size_t from, Format format, const std::string& split) {
+static Border next_border(std::string_view text, size_t from, Format format, SplitAt split) {
     const auto at = [](size_t end) { return Border{end, end}; };
     if (format == Format::json && text.substr(from).starts_with('{')) return at(json_object_end(text, from));
-    if (format == Format::text && split == "blank-lines") return at(section_end(text, from));
-    const std::string_view mark = format == Format::text && split == "end-of-text" ? END_OF_TEXT : "\n";
+    if (format == Format::text && split == SplitAt::blank_lines) return at(section_end(text, from));
+    const std::string_view mark = format == Format::text && split == SplitAt::end_of_text ? END_OF_TEXT : "\n";
     const size_t end = text.find(mark, from);
     return {end, end == text.npos ? text.npos : end + mark.size()};
 }
@@ -95,7 +96,7 @@ static void open_file(CorpusReader& reader) {
     reader.size = reader.end = file.text_bytes;
     reader.lines = 0;
     reader.in_array = false;
-    reader.many_documents = file.format != Format::text || reader.rules.split != "none";
+    reader.many_documents = file.format != Format::text || reader.rules.split != SplitAt::none;
     reader.part_begun = reader.part_val = reader.cut_follows = false;
     settle_end(reader);
     if (reader.many_documents || reader.begin == reader.end) return;
@@ -279,13 +280,13 @@ void for_each_document(Chunk& chunk, const CorpusRules& rules,
         if (!is_text) {
             if (!read_row(decoded, chunk, document, rules)) continue;
             text = decoded;
-        } else if (rules.split == "lines") {
+        } else if (rules.split == SplitAt::lines) {
             if (text.ends_with('\r')) text.remove_suffix(1);
-        } else if (rules.split == "end-of-text") {
+        } else if (rules.split == SplitAt::end_of_text) {
             text = without_white_ends(text);
         }
         // The reader has already cut a file that is one document into its training part and its held-out end.
-        const bool file_is_document = is_text && rules.split == "none";
+        const bool file_is_document = is_text && rules.split == SplitAt::none;
         if (file_is_document || rules.val_fraction == 0.0 || int64_t(text.size()) < LONG_DOCUMENT) {
             f(text, document.starts, document.val);
             continue;

@@ -22,11 +22,13 @@
 #include "text/input.h"
 #include "text/unicode.h"
 
+// How a text file is split into documents. none: the file is one document. blank_lines: each section up to and
+// including a blank line, as llm.c splits tinyshakespeare. lines: each line without its end, but no blank one.
+// end_of_text: the text between two <|endoftext|>, without surrounding white space.
+enum class SplitAt { none, blank_lines, lines, end_of_text };
+
 struct CorpusRules {
-    // How a text file is split into documents. "none": the file is one document. "blank-lines": each section up to and
-    // including a blank line, as llm.c splits tinyshakespeare. "lines": each line without its end, but no blank one.
-    // "end-of-text": the text between two <|endoftext|>, without surrounding white space.
-    std::string split = "none";
+    SplitAt split = SplitAt::none;
     std::string text_key = "text";
     bool skip_bad_lines = false;  // not of text files
     bool may_skip = false;        // whether the command has --skip-bad-lines

@@ -38,7 +38,7 @@ static void share_algorithms(Comm& world) {
 }
 
 void load_kept_algorithms(const Options& o, Comm& world) {
-    if (device_memory_is_host() || o.autotune == "off") return;
+    if (device_memory_is_host() || !o.autotune) return;
     try {
         if (world.rank == 0) device_load_algorithms(read_file(algorithms_file(), 16 << 20));
     } catch (const Error&) {  // none are kept
@@ -71,7 +71,7 @@ static void time_here(GPT2<floatX>& model, Optimizer<floatX>& optimizer, Log& lo
 
 template <class floatX>
 void time_algorithms(GPT2<floatX>& model, Optimizer<floatX>& optimizer, const Options& o, Comm& world, Log& log) {
-    if (device_memory_is_host() || o.autotune == "off") return;
+    if (device_memory_is_host() || !o.autotune) return;
     optimizer.weights.finish();  // rank 0 reads them without on_wait_for_weights
     if (world.rank == 0) time_here(model, optimizer, log);
     share_algorithms(world);

@@ -28,7 +28,7 @@ static Json run_info(const Run& run, const DeviceInfo& device) {
         {"peak_flops", peak_flops(device, run.dtype)},
         {"peak_source", device.peak_source},
         {"libraries", device_libraries()},
-        {"precision", o.precision == "fp8" ? o.precision : dtype_name(run.dtype)},
+        {"precision", o.precision == Precision::fp8 ? "fp8" : dtype_name(run.dtype)},
         {"world_size", run.groups.world.world_size},
         {"threads", openmp_threads()},
         {"model",
@@ -85,11 +85,12 @@ static std::string describe_rate(const Run& run, const TrainerState& state) {
 
 // A hint if the rate of a new model is more than 3 times from the rule in dev/learn/RESULTS.md; "" if it is not.
 static std::string describe_rule(const Run& run) {
-    const double lr = run.options.lr, factor = run.options.optimizer == "muon" ? 1.5 : 0.6, C = run.start.config.C;
+    const double lr = run.options.lr, factor = run.options.optimizer == UpdateRule::muon ? 1.5 : 0.6,
+                 C = run.start.config.C;
     if (!run.start.weights.empty() || (lr * C <= 3 * factor && lr * C >= factor / 3)) return "";
     return format("hint: --lr %g is %s %.1e = %g / %g channels, near which new models learn fastest with %s", lr,
                   lr * C > factor ? "more than 3 times" : "less than a third of", factor / C, factor, C,
-                  run.options.optimizer.c_str());
+                  option_text(run.options, "optimizer").c_str());
 }
 
 static LogOptions log_options(const Run& run, int64_t resume_step, const DeviceInfo& device, const Json& info) {

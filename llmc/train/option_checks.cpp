@@ -38,7 +38,7 @@ static void check_training(Options& o) {
     ENSURE(!trains || !o.train_data.empty(),
            "--train-data is missing: quote a pattern of token shards, such as "
            "--train-data 'data/x/train_*.bin' (train_gpt2 tokenize makes them)");
-    ENSURE(o.master_weights == "on" || o.precision != "fp32",
+    ENSURE(o.master_weights || o.precision != Precision::fp32,
            "--master-weights off needs bf16 weights; give --precision bf16");
     ENSURE(!trains || !(o.keep_best || o.patience > 0) || (!o.val_data.empty() && o.val_every > 0),
            "%s needs validation losses: give --val-data, and --val-every above 0",
@@ -50,13 +50,13 @@ static void check_training(Options& o) {
     ENSURE(!trains || o.reference.empty() || o.reference == "none" || (!o.val_data.empty() && o.val_every > 0),
            "--reference compares validation losses: give --val-data, and --val-every above 0");
     ENSURE(!o.tensorboard || !o.output.empty(), "--tensorboard writes into --output, which is empty; name a directory");
-    ENSURE(o.schedule == "wsd" || o.cooldown == Options().cooldown,
-           "--cooldown %g needs --schedule wsd; with --schedule %s leave it at %g", o.cooldown, o.schedule.c_str(),
-           Options().cooldown);
+    ENSURE(o.schedule == Decay::wsd || o.cooldown == Options().cooldown,
+           "--cooldown %g needs --schedule wsd; with --schedule %s leave it at %g", o.cooldown,
+           option_text(o, "schedule").c_str(), Options().cooldown);
     ENSURE(o.tensor_parallel > 1 || !o.sequence_parallel,
            "--sequence-parallel needs --tensor-parallel 2 or more, on as many ranks; --sequence-parallel=false "
            "switches it off");
-    ENSURE(o.tensor_parallel == 1 || o.precision != "fp8",
+    ENSURE(o.tensor_parallel == 1 || o.precision != Precision::fp8,
            "--precision fp8 does not combine with --tensor-parallel %d; give --precision bf16", o.tensor_parallel);
 }
 

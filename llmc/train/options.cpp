@@ -6,10 +6,10 @@
 #include <cmath>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <numeric>
 #include <set>
 #include <sstream>
-#include <variant>
 
 #include <CLI/CLI.hpp>
 
@@ -81,51 +81,53 @@ enum Kind : unsigned {
     PATTERN = 8 | 16,  // a path that is a shell pattern
 };
 
-// An option of the command, and the field that it sets.
+// An option of the command. CLI11 has its names, section, unit, help and values, and sets the field.
 struct Declared {
     std::string name;  // without dashes
     unsigned kind;
-    const char *section, *unit, *help;
-    std::variant<std::string*, bool*, int*, int64_t*, uint64_t*, double*, std::vector<std::string>*> field;
-    double least, most;
+    std::string unit;
     CLI::Option* option;
-    std::string initial;  // the default
-    bool is_set = false;  // by the command line or a file
+    std::function<Json()> json;  // the field's value
+    std::string initial;         // the default
 
-    bool is_text() const { return std::holds_alternative<std::string*>(field); }
-    Json json() const {
-        return std::visit([](auto* value) { return Json(*value); }, field);
-    }
-    std::string value() const;  // as on the command line
+    bool is_set() const { return option->count() > 0; }  // by the command line or a file
+    std::string value() const;                           // as on the command line
     std::string toml() const;
-    bool is_word(const std::string& text) const;  // one of the words of the unit
-    void set(const std::string& text);
 };
 
-// The options of o.command. CLI11 takes the command line apart.
+// The help, whose usage names the commands.
+struct Help : CLI::Formatter {
+    Command command;
+
+    explicit Help(Command command) : command(command) {}
+    std::string make_usage(const CLI::App*, std::string program) const override {
+        if (command == Command::train)
+            return "usage: " + program + " [train] [options]\n       " + program +
+                   " generate | eval | plan | tokenize | export [options]    each with its own --help\n";
+        const char* inputs = command == Command::tokenize       ? " INPUT...    files, folders of them, or - (stdin),"
+                             : command == Command::export_model ? " DIR FILE.gguf    a model as --init has it,"
+                                                                : "";
+        return "usage: " + program + " " + command_names[int(command)] + inputs + " [options]\n";
+    }
+};
+
+// The options of o.command.
 struct Parser {
     Options o;
     CLI::App app;
     std::deque<Declared> all;
-    CLI::Option *y, *help, *version;
+    bool in_file = false;  // values come from a file, not from the command line
 
     explicit Parser(const Options& options);
 
     template <class T>
     void add(const char* section, unsigned kind, const std::string& letter, std::string name, T& field,
-             const char* unit, const char* help, double least = 0, double most = HUGE_VAL) {
-        std::replace(name.begin(), name.end(), '_', '-');
-        const std::string names = letter + (letter.empty() ? "--" : ",--") + name;
-        CLI::Option* option = std::is_same_v<T, bool> ? app.add_flag(names) : app.add_option(names);
-        all.push_back({name, kind, section, unit, help, &field, least, most, option->take_last(), ""});
-        all.back().initial = all.back().value();
-    }
+             const std::string& unit, const std::string& help, double least = 0, double most = HUGE_VAL);
     Declared* find(const std::string& name);  // "--lr" or "-l"; null if there is none
     bool has_shape() const {
-        return std::any_of(all.begin(), all.end(), [](auto& d) { return d.is_set && d.kind & SHAPE; });
+        return std::ranges::any_of(all, [](auto& d) { return d.is_set() && d.kind & SHAPE; });
     }
     std::string unknown(const std::string& name) const;
-    std::string help_text(const std::string& program) const;
     void read_command_line(int argc, const char* const* argv);
     void read_text(const std::string& path, const std::string& text, bool saved);
     void read_saved();
@@ -133,27 +135,19 @@ struct Parser {
 };
 }  // namespace
 
-Parser::Parser(const Options& options) : o(options) {
-    app.set_help_flag();
-    app.allow_extras();
-    help = app.add_flag("-h,--help");
-    version = app.add_flag("--version");
-    enum : unsigned { TRAINING = 1 | 8, GENERATE = 2, EVAL = 4, PLAN = 8, TOKENIZE = 16, EXPORT = 32 };  // 1 << Command
-    const unsigned own = 1u << int(o.command);
-    y = own & TRAINING ? app.add_option("-y")->take_last() : help;
-    const char* section = "";
-    bool listed = false;
-#define SECTION(commands, title) section = title, listed = own & (commands);
-#define OPTION(kind, letter, field, ...) \
-    if (listed) add(section, kind, letter, #field, o.field, __VA_ARGS__);
-#include "train/options.inc"
-}
-
 // ---- values
 
+// Returns the words of a unit: "none" of "FILE|DIR|none".
+static std::vector<std::string> words_of(const std::string& unit) {
+    std::vector<std::string> words = CLI::detail::split(unit, '|');
+    std::erase_if(words, [](const std::string& word) { return word.empty() || !islower(word[0]); });
+    return words;
+}
+
 std::string Declared::value() const {
-    if (is_text()) return *std::get<std::string*>(field);
-    const std::string text = json_text(json());
+    const Json value = json();
+    if (value.type == Json::string) return value.text;
+    const std::string text = json_text(value);
     return text.ends_with(".0") ? text.substr(0, text.size() - 2) : text;
 }
 
@@ -169,7 +163,7 @@ static std::string quoted(const std::string& text) {
     return out + '"';
 }
 
-std::string Declared::toml() const { return is_text() ? quoted(value()) : value(); }
+std::string Declared::toml() const { return json().type == Json::string ? quoted(value()) : value(); }
 
 template <class T>
 static T number(const std::string& name, const std::string& text) {
@@ -193,40 +187,89 @@ static T number(const std::string& name, const std::string& text) {
     return value;
 }
 
-bool Declared::is_word(const std::string& text) const {
-    return !text.empty() && islower(text[0]) && text.find('|') == text.npos &&
-           format("|%s|", unit).find("|" + text + "|") != text.npos;
+// Sets a field. CLI11's conversions (2.1.2 and 2.4.1) read 010 as 8, nan as a number, 1 as the second word of a choice
+// and 17 as true, and its messages name no value to try.
+template <class T>
+static void set(T& field, const std::string& name, unsigned kind, const std::string& unit, double least, double most,
+                const std::string& text) {
+    const std::vector<std::string> words = words_of(unit);
+    const auto word = std::ranges::find(words, text) - words.begin();
+    const bool is_word = word < std::ssize(words);
+    if constexpr (std::is_same_v<T, std::string>) {
+        // The shell leaves --output=~/out as it is.
+        const bool is_path = unit.find("DIR") != unit.npos || unit.find("FILE") != unit.npos;
+        const char* home = is_path && text.starts_with("~/") ? getenv("HOME") : nullptr;
+        const bool adds_up = kind & PATTERN & ~PATH && !field.empty();  // -i A -i B; else the last one counts
+        field = (adds_up ? field + "\n" : "") + (home ? home + text.substr(1) : text);
+    } else if constexpr (std::is_same_v<T, std::vector<std::string>>) {
+        ENSURE(!text.empty(), "%s: the text is empty", name.c_str());
+        field.push_back(text);  // each value counts
+    } else if constexpr (std::is_arithmetic_v<T> && !std::is_same_v<T, bool>) {
+        field = is_word ? T(least) : number<T>(name, text);
+        const double value = double(field);
+        const std::string at_most = most < HUGE_VAL ? format(" and at most %.15g", most) : "";
+        ENSURE(value >= least && value <= most, "%s %s must be at least %.15g%s", name.c_str(), text.c_str(), least,
+               at_most.c_str());
+    } else if (!unit.empty()) {
+        ENSURE(is_word, "%s %s is not known; give %s", name.c_str(), shell_word(text).c_str(), unit.c_str());
+        field = T(std::is_enum_v<T> ? word : !word);  // "on" of "on|off" is true
+    } else {
+        field = T(text == "1" || text == "true");
+        const std::string gone = replacement(name + "=" + text);
+        ENSURE(gone.empty(), "%s", gone.c_str());
+        ENSURE(bool(field) || text == "0" || text == "false", "%s: '%s' is neither true nor false", name.c_str(),
+               text.c_str());
+    }
 }
 
-void Declared::set(const std::string& text) {
-    const std::string dashed = "--" + name;
-    is_set = true;
-    const auto set_field = [&]<class T>(T* field) {
-        if constexpr (std::is_same_v<T, std::string>) {
-            ENSURE(is_word(text) || !islower(unit[0]), "%s %s is not known; give %s", dashed.c_str(),
-                   shell_word(text).c_str(), unit);
-            // The shell leaves --output=~/out as it is.
-            const bool is_path = strstr(unit, "DIR") || strstr(unit, "FILE");
-            const char* home = is_path && text.starts_with("~/") ? getenv("HOME") : nullptr;
-            *field = home ? home + text.substr(1) : text;
-        } else if constexpr (std::is_same_v<T, std::vector<std::string>>) {
-            ENSURE(!text.empty(), "%s: the text is empty", dashed.c_str());
-            field->push_back(text);  // each value counts
-        } else if constexpr (std::is_same_v<T, bool>) {
-            *field = text == "1" || text == "true";
-            const std::string gone = replacement(dashed + "=" + text);
-            ENSURE(gone.empty(), "%s", gone.c_str());
-            ENSURE(*field || text == "0" || text == "false", "%s: '%s' is neither true nor false", dashed.c_str(),
-                   text.c_str());
-        } else {
-            *field = is_word(text) ? T(least) : number<T>(dashed, text);
-            const double value = double(*field);
-            const std::string at_most = most < HUGE_VAL ? format(" and at most %.15g", most) : "";
-            ENSURE(value >= least && value <= most, "%s %s must be at least %.15g%s", dashed.c_str(), text.c_str(),
-                   least, at_most.c_str());
-        }
+// ---- declarations
+
+template <class T>
+void Parser::add(const char* section, unsigned kind, const std::string& letter, std::string name, T& field,
+                 const std::string& unit, const std::string& help, double least, double most) {
+    std::ranges::replace(name, '_', '-');
+    const std::string dashed = "--" + name, names = letter + (letter.empty() ? "" : ",") + dashed;
+    CLI::Option* option = unit.empty() ? app.add_flag(names) : app.add_option(names);
+    option->take_last()->group(section)->option_text(unit);
+    option->each([=, this, &field](const std::string& text) {
+        ENSURE(in_file || !text.starts_with("--") || !find(text), "%s needs a value (%s), but the option %s follows",
+               dashed.c_str(), unit.c_str(), text.c_str());
+        set(field, dashed, kind, unit, least, most, text);
+    });
+    const auto json = [&field, unit]() -> Json {
+        if constexpr (std::is_enum_v<T>)
+            return words_of(unit).at(size_t(field));
+        else if constexpr (std::is_same_v<T, bool>)
+            return unit.empty() ? Json(field) : Json(words_of(unit).at(!field));
+        else
+            return field;
     };
-    std::visit(set_field, field);
+    all.push_back({name, kind, unit, option, json, ""});
+    const std::string initial = all.back().initial = all.back().value();
+    const bool has_default = unit.empty() || initial.empty() || help.ends_with(']');
+    option->description(help + (has_default ? "" : " [" + initial + "]"));
+}
+
+Parser::Parser(const Options& options) : o(options) {
+    app.formatter(std::make_shared<Help>(o.command));
+    app.get_formatter()->column_width(36);
+    app.footer("  -h,--help, --version\nA value in [] is the default. --name VALUE and --name=VALUE are the same.");
+    app.allow_extras();
+    // CLI11's own flag for help comes after errors in other options; this one comes first.
+    app.set_help_flag();
+    app.add_flag_callback("-h,--help", [] { throw CLI::CallForHelp(); })->group("");
+    app.set_version_flag("--version", version())->group("");
+    enum : unsigned { TRAINING = 1 | 8, GENERATE = 2, EVAL = 4, PLAN = 8, TOKENIZE = 16, EXPORT = 32 };  // 1 << Command
+    const unsigned own = 1u << int(o.command);
+    const char* section = "";
+    bool listed = false;
+#define SECTION(commands, title) section = title, listed = own & (commands);
+#define OPTION(kind, letter, field, ...) \
+    if (listed) add(section, kind, letter, #field, o.field, __VA_ARGS__);
+#include "train/options.inc"
+    if (own & TRAINING)
+        app.add_option("-y")->take_last()->group("")->each(
+            [this](const std::string& text) { o.resume = number<int>("-y", text) > 0; });
 }
 
 // ---- run.toml and --config
@@ -291,6 +334,7 @@ static std::string resolve_path(const std::string& path, const std::string& dire
 
 // Takes the options in a file that are not set. saved: the file is run.toml of the run that is resumed.
 void Parser::read_text(const std::string& path, const std::string& text, bool saved) {
+    in_file = true;
     const bool shape_is_set = has_shape();
     std::string directory;
     std::set<std::string> names;
@@ -309,13 +353,13 @@ void Parser::read_text(const std::string& path, const std::string& text, bool sa
         }
         Declared* d = find("--" + name);
         if (!d) fail(EXIT_BAD_DATA, "%s: %s", path.c_str(), unknown("--" + name).c_str());
-        if (saved) o.saved[name] = d->is_text() ? quoted(value) : value;
-        if (d->is_set || (saved && d->kind & ONE_START) || (shape_is_set && d->kind & SHAPE)) continue;
-        const bool is_path = d->kind & PATH && !d->is_word(value);
+        if (saved) o.saved[name] = d->json().type == Json::string ? quoted(value) : value;
+        if (d->is_set() || (saved && d->kind & ONE_START) || (shape_is_set && d->kind & SHAPE)) continue;
+        const bool is_path = d->kind & PATH && !std::ranges::count(words_of(d->unit), value);
         const std::string here = is_path ? resolve_path(value, directory, d->kind & PATTERN & ~PATH) : value;
         if (saved && here != d->initial) o.taken += " --" + name + " " + shell_word(here);
         try {
-            d->set(here);
+            d->option->add_result(here)->run_callback();
         } catch (const Error& error) {
             fail(EXIT_BAD_DATA, "%s (from %s; --%s on the command line comes first)", error.what(), path.c_str(),
                  name.c_str());
@@ -385,40 +429,18 @@ std::string Parser::unknown(const std::string& name) const {
     return format("unknown option %s%s (see --help)", name.c_str(), name.starts_with("--") ? nearest.c_str() : "");
 }
 
-std::string Parser::help_text(const std::string& program) const {
-    const std::string p = message_text(program.substr(program.rfind('/') + 1));
-    const char* inputs = o.command == Command::tokenize       ? " INPUT...    files, folders of them, or - (stdin),"
-                         : o.command == Command::export_model ? " DIR FILE.gguf    a model as --init has it,"
-                                                              : "";
-    std::string out = "usage: " + p + " " + command_names[int(o.command)] + inputs + " [options]\n";
-    if (o.command == Command::train)
-        out = "usage: " + p + " [train] [options]\n       " + p +
-              " generate | eval | plan | tokenize | export [options]    each with its own --help\n";
-    std::string shown;
-    for (const Declared& d : all) {
-        if (shown != d.section) out += "\n" + (shown = d.section) + ":\n";
-        const std::string left = "  " + d.option->get_name(false, true) + (*d.unit ? " " : "") + d.unit;
-        out += left + (left.size() < 35 ? std::string(36 - left.size(), ' ') : "\n" + std::string(36, ' ')) + d.help;
-        const bool has_default = !*d.unit || d.help[strlen(d.help) - 1] == ']' || d.initial.empty();
-        out += (has_default ? "" : " [" + d.initial + "]") + "\n";
-    }
-    return out +
-           "\n  -h,--help, --version\nA value in [] is the default. --name VALUE and --name=VALUE are the same.\n";
-}
-
-// Returns the arguments as CLI11 takes them, last first. "--name=" becomes "--name" and "", else CLI11 takes the next.
+// Returns the arguments as CLI11 takes them, last first.
 static std::vector<std::string> reversed(Parser& p, const char* const* begin, const char* const* end) {
     std::vector<std::string> arguments;
-    for (const char* const* at = begin; at < end; at++) {
+    for (const char* const* at = end; at-- > begin;) {
         const std::string text = *at, name = text.substr(0, text.find('='));
-        // "-output=x" would be -o utput=x.
+        // CLI11 would read "-output=x" as -o utput=x.
         ENSURE(!text.starts_with("-") || text.starts_with("--") || text.size() < 3 || !p.find("-" + name),
                "%s: a long option takes two dashes: -%s", text.c_str(), name.c_str());
-        const bool empty = text.starts_with("--") && name.size() > 2 && name.size() + 1 == text.size();
-        arguments.push_back(empty ? name : text);
-        if (empty) arguments.push_back("");
+        const bool is_empty = name.starts_with("--") && name.size() > 2 && text == name + "=";
+        if (is_empty) arguments.emplace_back();  // of "--name=" CLI11 would take the next argument
+        arguments.push_back(is_empty ? name : text);
     }
-    std::reverse(arguments.begin(), arguments.end());
     return arguments;
 }
 
@@ -428,25 +450,17 @@ void Parser::read_command_line(int argc, const char* const* argv) {
     const char* const* end = has_inputs ? std::find(argv, argv + argc, std::string("--")) : argv + argc;
     try {
         app.parse(reversed(*this, argv, end));
+    } catch (const CLI::CallForHelp&) {
+        o.answer = CLI::detail::find_and_replace(app.help(), "\n\n\n", "\n\n");  // between sections
+    } catch (const CLI::CallForVersion& version) {
+        o.answer = version.what() + std::string("\n");
     } catch (const CLI::ArgumentMismatch& error) {
         const std::string text = error.what();
         fail(EXIT_USAGE, "%s needs a value (see --help)", text.substr(0, text.find(':')).c_str());
     } catch (const CLI::ParseError& error) {
         fail(EXIT_USAGE, "%s (see --help)", error.what());
     }
-    if (help->count() + version->count() > 0) return;
-    for (Declared& d : all) {
-        if (d.option->count() == 0) continue;
-        std::string text;
-        for (const std::string& value : d.option->results()) {
-            ENSURE(!value.starts_with("--") || !find(value), "--%s needs a value (%s), but the option %s follows",
-                   d.name.c_str(), d.unit, value.c_str());
-            const bool adds_up = d.kind & PATTERN & ~PATH && !text.empty();  // -i A -i B; else the last one counts
-            text = adds_up ? text + "\n" + value : value;
-            d.set(text);
-        }
-    }
-    if (y->count() > 0) o.resume = number<int>("-y", y->results().back()) > 0;
+    if (!o.answer.empty()) return;
     for (const std::string& extra : app.remaining()) {
         ENSURE(extra.size() < 2 || extra[0] != '-', "%s", unknown(extra.substr(0, extra.find('='))).c_str());
         ENSURE(has_inputs, "unexpected argument '%s'; %s (see --help)", extra.c_str(),
@@ -469,7 +483,7 @@ static Command find_command(const std::string& first) {
 }
 
 Options parse_options(int argc, const char* const* argv) {
-    const std::string program = argc > 0 ? argv[0] : "train_gpt2", first = argc > 1 ? argv[1] : "";
+    const std::string first = argc > 1 ? argv[1] : "";
     Options defaults;
     defaults.command = find_command(first);
     if (defaults.command == Command::tokenize) defaults.output.clear();
@@ -477,10 +491,11 @@ Options parse_options(int argc, const char* const* argv) {
     Parser parser(defaults);
     Options& o = parser.o;
     for (int i = 0; i < argc; i++) o.command_line.append(i ? " " : "").append(shell_word(argv[i]));
+    const std::string program = argc > 0 ? argv[0] : "train_gpt2";
+    parser.app.name(message_text(program.substr(program.rfind('/') + 1)));
     const int skip = std::min(argc, first == command_names[int(o.command)] ? 2 : 1);
     parser.read_command_line(argc - skip, argv + skip);
-    if (parser.help->count() + parser.version->count() > 0) {
-        o.answer = parser.help->count() > 0 ? parser.help_text(program) : version() + "\n";
+    if (!o.answer.empty()) {
         o.command = Command::help;
         return o;
     }
@@ -491,7 +506,7 @@ Options parse_options(int argc, const char* const* argv) {
     const bool has_shape = parser.has_shape();
     if (o.resume) parser.read_saved();
     const bool has_file = !o.prompt_file.empty() && o.prompt_file != "-" && o.prompt_file != "/dev/stdin";
-    o.reads_stdin = o.command == Command::generate && !has_file && !parser.find("--prompt")->is_set;
+    o.reads_stdin = o.command == Command::generate && !has_file && !parser.find("--prompt")->is_set();
     check_options(o);
     o.default_model |= o.resume && !has_shape;  // the checkpoint's shape is used
     return o;
@@ -513,6 +528,10 @@ std::string options_json(const Options& options) {
     Json json;
     for (const Declared& d : parser.all) json[d.name] = d.json();
     return json_text(json);
+}
+
+std::string option_text(const Options& options, const std::string& name) {
+    return Parser(options).find("--" + name)->value();
 }
 
 std::string changed_options(const Options& options) {

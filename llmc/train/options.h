@@ -6,11 +6,21 @@
 #include <string>
 #include <vector>
 
-#include "model/params.h"
+#include "base/dtype.h"
+#include "checkpoint/gguf.h"
+#include "model/memory.h"
+#include "ops/ops.h"
+#include "parallel/comm.h"
+#include "text/text_reader.h"
 #include "train/schedule.h"
 
 // help: --help or --version was given; the text is in Options::answer, to be printed on stdout.
 enum class Command { train, generate, eval, plan, tokenize, export_model, help };
+
+// The words of a choice are in its row of options.inc, in the order of the values here.
+enum class Precision { fp32, bf16, automatic, fp8 };
+enum class UpdateRule { adamw, muon };
+enum class OnNan { halt, skip };
 
 struct Options {
     Command command = Command::train;
@@ -27,41 +37,41 @@ struct Options {
     bool default_model = false;          // no shape was given: --resume uses the checkpoint's shape
     std::string init;                    // a Hugging Face directory, a checkpoint, a run's output, or llm.c's .bin
     int layers = 0, heads = 0, channels = 0;
-    int vocab_size = 0;              // 0: the tokenizer's, or 50257
-    int seq_len = 0;                 // T; 0: the model's positions
-    std::string precision = "auto";  // fp32, bf16, fp8 (only train and plan), auto
+    int vocab_size = 0;  // 0: the tokenizer's, or 50257
+    int seq_len = 0;     // T; 0: the model's positions
+    Precision precision = Precision::automatic;
 
     // batch
     int micro_batch = 4;                // B; 0: the largest that fits, which resolve_batch sets
     int64_t global_batch = -1;          // tokens per step over all ranks; 0: one micro-batch per rank; -1: not given
     bool default_global_batch = false;  // global_batch is neither given nor from the run that is resumed
-    std::string recompute = "none";     // none, gelu, layer
-    int logit_chunks = 0;               // chunks in which the logits are computed; 0: automatic
-    std::string master_weights = "on";  // on, off: fp32 copies of bf16 weights
+    Recompute recompute = Recompute::none;
+    int logit_chunks = 0;        // chunks in which the logits are computed; 0: automatic
+    bool master_weights = true;  // fp32 copies of bf16 weights
 
     // ranks
-    int ranks = 0;                    // started on this machine; 0: none, -1: one for each visible GPU
-    double timeout = 600;             // seconds without progress that end the run; 0: never
-    int zero = 0;                     // 1: the optimizer's state is sharded; 2: gradients too; 3: weights too
-    std::string grad_dtype = "fp32";  // dtype of gradients in collectives: fp32, bf16
-    int tensor_parallel = 1;          // ranks that share each layer
+    int ranks = 0;         // started on this machine; 0: none, -1: one for each visible GPU
+    double timeout = 600;  // seconds without progress that end the run; 0: never
+    int zero = 0;          // 1: the optimizer's state is sharded; 2: gradients too; 3: weights too
+    GradDtype grad_dtype = GradDtype::fp32;
+    int tensor_parallel = 1;  // ranks that share each layer
     bool sequence_parallel = false;
     int deterministic_ranks = 0;  // virtual ranks; 0: as many as ranks
     int64_t check_replicas = 1000;
 
     // optimizer and schedule
-    std::string optimizer = "adamw";
+    UpdateRule optimizer = UpdateRule::adamw;
     int64_t steps = 0;       // 0: one epoch, which resolve_steps sets
     int64_t stop_after = 0;  // 0: off
     double lr = 6e-4, final_lr_fraction = 0.1;
-    std::string schedule = "cosine";
+    Decay schedule = Decay::cosine;
     int64_t warmup = -1;       // steps; -1: not given, so each start of a run computes it from its own --steps
     int64_t warmup_steps = 0;  // set by resolve_steps
     double cooldown = 0.2;     // fraction of the steps in which wsd's rate goes down
     double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
-    double grad_clip = 1.0;       // 0: off
-    std::string on_nan = "halt";  // halt, skip
-    double spike_z = 0.0;         // 0: off
+    double grad_clip = 1.0;  // 0: off
+    OnNan on_nan = OnNan::halt;
+    double spike_z = 0.0;  // 0: off
 
     // evaluation, samples, checkpoints; *_every are in steps, 0: never
     int64_t val_every = 250, eval_every = 0, sample_every = 0, checkpoint_every = 1000;
@@ -72,15 +82,16 @@ struct Options {
     std::string reference;       // file or directory, none; empty: the matching curve of data/curves
     std::string output = "out";  // directory; empty: nothing is written
     bool tensorboard = false;    // event files in output
-    std::string checkpoint_async = "on";
+    bool checkpoint_async = true;
     int keep = 3;            // newest checkpoints; 0: all
     int64_t keep_every = 0;  // also checkpoints of steps that are multiples of this; 0: off
     bool keep_best = false, resume = false;
-    std::string export_dtype = "fp32";  // dtype of model.safetensors: fp32, bf16
+    Dtype export_dtype = Dtype::fp32;  // of model.safetensors
 
     // run
     std::string config;  // file; empty: none
-    std::string attention = "auto", deterministic = "on", cuda_graph = "on", autotune = "on";
+    AttentionBackend attention = AttentionBackend::automatic;
+    bool deterministic = true, cuda_graph = true, autotune = true;
     uint64_t seed = 42;
     int64_t log_every = 1;
     bool quiet = false;
@@ -104,11 +115,11 @@ struct Options {
     int stride = 0;    // tokens that each window of the text scores; 0: all
 
     // plan
-    std::string measure = "on";
+    bool measure = true;
     double dollars_per_hour = 0;  // 0: unknown
 
     // export
-    std::string type = "f16";  // type of the matrices in the file
+    GGUFMatrices type = GGUFMatrices::f16;
 
     // tokenize
     std::vector<std::string> inputs;  // also of export: the model and the new file
@@ -118,7 +129,8 @@ struct Options {
     int64_t val_tokens = 0;    // instead of val_fraction; 0: off. train and eval: see windows_of
     int64_t shard_tokens = 100000000;
     bool replace = false;
-    std::string split = "none", text_key = "text";
+    SplitAt split = SplitAt::none;
+    std::string text_key = "text";
 };
 
 // Reads the command line, then --config FILE, then, with --resume, OUTPUT/run.toml; the first that has an option sets
@@ -132,6 +144,8 @@ void check_options(Options& options);
 const char* command_name(Command command);
 std::string run_toml(const Options& options);      // the content of OUTPUT/run.toml
 std::string options_json(const Options& options);  // all options of the command as a JSON object
+// Returns an option's value as on the command line: "cosine" for "schedule".
+std::string option_text(const Options& options, const std::string& name);
 // Returns the options that differ from those of the run that is resumed and may not: "--lr 0.001 (was 0.0006)".
 std::string changed_options(const Options& options);
 
@@ -145,7 +159,7 @@ void resolve_steps(Options& options, int64_t steps_per_epoch);
 
 // To be called after resolve_steps.
 inline Schedule schedule_of(const Options& o) {
-    return make_schedule(o.schedule, o.lr, o.final_lr_fraction, o.warmup_steps, o.steps, o.cooldown);
+    return {o.schedule, o.lr, o.final_lr_fraction, o.warmup_steps, o.steps, o.cooldown};
 }
 
 // Returns how many windows of T + 1 tokens --val-tokens means: 80 if -1; 0: all; else those with so many targets.

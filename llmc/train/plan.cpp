@@ -93,19 +93,16 @@ BatchPlan resolve_batch(Options& o, Dtype dtype, const GPT2Config& config, const
 // ---- memory
 
 MemoryOptions memory_options_of(const Options& o, int data_parallel, int tensor_index) {
-    const Recompute recompute = o.recompute == "layer"  ? Recompute::layer
-                                : o.recompute == "gelu" ? Recompute::gelu
-                                                        : Recompute::none;
-    return {.recompute = recompute,
+    return {.recompute = o.recompute,
             .logit_chunks = o.logit_chunks,
-            .master_weights = o.master_weights == "on",
+            .master_weights = o.master_weights,
             .virtual_ranks = std::max(o.deterministic_ranks, data_parallel),
             .shards = o.zero ? data_parallel : 1,
             .shard_gradients = o.zero >= 2,
             .shard_weights = o.zero >= 3 && data_parallel > 1,
-            .bf16_gradients = o.grad_dtype == "bf16" && data_parallel > 1 && built_with_nccl(),
-            .muon = o.optimizer == "muon",
-            .fp8 = o.precision == "fp8",
+            .bf16_gradients = o.grad_dtype == GradDtype::bf16 && data_parallel > 1 && built_with_nccl(),
+            .muon = o.optimizer == UpdateRule::muon,
+            .fp8 = o.precision == Precision::fp8,
             .tensor = {tensor_index, o.tensor_parallel},
             .sequence_parallel = o.sequence_parallel};
 }
@@ -205,7 +202,7 @@ static int64_t activations_sent(Dtype dtype, const GPT2Config& config, const Opt
     if (n == 1) return 0;
     const int64_t element = dtype == Dtype::fp32 ? 4 : 2, tokens = int64_t(batch.B) * batch.T;
     const int64_t in_layer = o.sequence_parallel ? 4 + 6 : 2 * (2 + 2), in_model = o.sequence_parallel ? 4 : 2 * 2;
-    const int64_t again = o.recompute == "layer" ? (config.L - 1) * int64_t(o.sequence_parallel ? 3 : 2) : 0;
+    const int64_t again = o.recompute == Recompute::layer ? (config.L - 1) * int64_t(o.sequence_parallel ? 3 : 2) : 0;
     const int64_t partials = tokens * 2 * 4 * n;  // fp32 results of cross entropy, from every rank
     return (config.L * in_layer + again + in_model) * one_pass(tokens * config.C * element, n) + one_pass(partials, n);
 }
@@ -214,7 +211,7 @@ int64_t sent_bytes(Dtype dtype, const GPT2Config& config, const Options& o, cons
     const int n = batch.world_size, virtual_ranks = std::max(o.deterministic_ranks, n);
     const int local_virtual_ranks = virtual_ranks / n, ranks = n * o.tensor_parallel;
     const ParamLayout layout(config, virtual_ranks, {0, o.tensor_parallel});
-    const int64_t gradient = o.grad_dtype == "bf16" ? 2 : 4;
+    const int64_t gradient = o.grad_dtype == GradDtype::bf16 ? 2 : 4;
     const int64_t gathered = o.zero == 0 ? gradient : dtype == Dtype::fp32 ? 4 : 2;
     // Each forward and each backward of ZeRO-3 gathers the layers, but for two that are in memory from the pass before.
     const int64_t in_pass = o.zero >= 3 ? std::max(0, config.L - 2) * layout.layer_stride : 0;
@@ -225,7 +222,8 @@ int64_t sent_bytes(Dtype dtype, const GPT2Config& config, const Options& o, cons
     int64_t per_step = one_pass((layout.total - in_pass) * gathered, n) +
                        2 * one_pass(4 * count_step_stats(layout, virtual_ranks, ranks), ranks) + sums * gradients +
                        batch.grad_accum_steps * in_micro_step;
-    if (o.optimizer == "muon") {  // gathers momentum by ZeRO's shards and by tensor-parallel ranks, sends directions
+    if (o.optimizer ==
+        UpdateRule::muon) {  // gathers momentum by ZeRO's shards and by tensor-parallel ranks, sends directions
         const int64_t matrices = 12 * config.L * int64_t(config.C) * config.C / o.tensor_parallel;
         if (o.zero > 0) per_step += one_pass(config.L * layout.layer_stride * 4, n);
         per_step += one_pass(matrices * (dtype == Dtype::fp32 ? 4 : 2), n) +
@@ -363,15 +361,15 @@ double peak_flops(const DeviceInfo& device, Dtype dtype) {
 }
 
 static std::string describe_schedule(const Options& o) {
-    const bool decays = o.schedule != "constant" && o.steps > std::max<int64_t>(o.warmup_steps, 1);
+    const bool decays = o.schedule != Decay::constant && o.steps > std::max<int64_t>(o.warmup_steps, 1);
     std::string end =
         decays ? format(", to %g of it at step %lld", o.final_lr_fraction, static_cast<long long>(o.steps)) : "";
-    if (o.schedule == "wsd")
+    if (o.schedule == Decay::wsd)
         end = format(", constant to step %lld", static_cast<long long>(steps_to_peak_end(schedule_of(o)))) + end;
-    return format("%s, lr %g, %s warmup%s; %sAdamW %g/%g, decay %g, clip %g", o.schedule.c_str(), o.lr,
+    return format("%s, lr %g, %s warmup%s; %sAdamW %g/%g, decay %g, clip %g", option_text(o, "schedule").c_str(), o.lr,
                   counted(o.warmup_steps, "step").c_str(), end.c_str(),
-                  o.optimizer == "muon" ? "Muon for the layers' matrices, else " : "", o.beta1, o.beta2, o.weight_decay,
-                  o.grad_clip);
+                  o.optimizer == UpdateRule::muon ? "Muon for the layers' matrices, else " : "", o.beta1, o.beta2,
+                  o.weight_decay, o.grad_clip);
 }
 
 static std::string describe_device(const DeviceInfo& device, Dtype dtype) {
@@ -384,9 +382,9 @@ static std::string describe_device(const DeviceInfo& device, Dtype dtype) {
 static std::string describe_precision(const Options& o, Dtype dtype) {
     if (dtype == Dtype::fp32) return "fp32";
     const char* simulated = device_memory_is_host() ? ", simulated (slower than bf16)" : "";
-    const std::string fp8 = o.precision == "fp8" ? format("fp8 in the layers' matmuls%s; else ", simulated) : "";
-    if (o.master_weights == "off")
-        return fp8 + "bf16 by stochastic rounding, no master weights; fp32 gradients and moments";
+    const std::string fp8 =
+        o.precision == Precision::fp8 ? format("fp8 in the layers' matmuls%s; else ", simulated) : "";
+    if (!o.master_weights) return fp8 + "bf16 by stochastic rounding, no master weights; fp32 gradients and moments";
     return fp8 + "bf16, with fp32 master weights, gradients and moments" +
            (device_bf16_is_faster() ? "" : "; --precision fp32 is faster on this device");
 }
@@ -455,6 +453,6 @@ std::vector<Row> plan_table(Dtype dtype, const Options& o, const RunStart& sourc
 
 // ---- checkpoints
 
-CheckpointFormat checkpoint_format(const Options& o) { return {o.export_dtype == "bf16", STATE_NAMES}; }
+CheckpointFormat checkpoint_format(const Options& o) { return {o.export_dtype == Dtype::bf16, STATE_NAMES}; }
 
 bool keeps_best(const Options& o) { return o.keep_best || o.patience > 0; }

@@ -19,8 +19,6 @@ struct RunData {
     std::vector<Task> tasks;  // tasks of --eval-task
 };
 
-inline GradDtype grad_dtype(const Options& o) { return o.grad_dtype == "bf16" ? GradDtype::bf16 : GradDtype::fp32; }
-
 struct Run {
     Options options;  // automatic values are resolved: --micro-batch auto, --steps 0
     Dtype dtype;      // dtype of weights and activations

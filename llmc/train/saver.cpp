@@ -100,7 +100,7 @@ Saver<floatX>::Saver(Trainer<floatX>& trainer) : trainer(trainer), run(trainer.r
     const bool between_steps =
         saves_checkpoints(o) &&
         (o.patience > 0 || (trainer.state.step / o.checkpoint_every + 1) * o.checkpoint_every < o.steps);
-    if (o.checkpoint_async == "off" || !between_steps) return;
+    if (!o.checkpoint_async || !between_steps) return;
     const std::string why_not = run.groups.world.all_gather_text(run.is_rank0() ? allocate_copy() : "")[0];
     background = why_not.empty();
     if (!background) trainer.log.note("training waits for each checkpoint: " + why_not + " (--checkpoint-async)");

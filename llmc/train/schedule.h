@@ -2,11 +2,9 @@
 #pragma once
 #include <algorithm>
 #include <cmath>
-#include <string>
+#include <cstdint>
 
-#include "base/common.h"
-
-enum class Decay { constant, linear, cosine, wsd };  // wsd: warmup, stable, decay
+enum class Decay { cosine, linear, constant, wsd };  // wsd: warmup, stable, decay
 
 struct Schedule {
     Decay decay;
@@ -15,14 +13,6 @@ struct Schedule {
     int64_t warmup, steps;
     double cooldown;  // Decay::wsd: fraction of the steps in which the rate goes down
 };
-
-inline Schedule make_schedule(const std::string& name, double peak, double final_fraction, int64_t warmup,
-                              int64_t steps, double cooldown) {
-    static constexpr const char* names[] = {"constant", "linear", "cosine", "wsd"};
-    const auto found = std::find(std::begin(names), std::end(names), name);
-    ENSURE(found != std::end(names), "--schedule %s is not known; give cosine, linear, constant or wsd", name.c_str());
-    return {Decay(found - std::begin(names)), peak, final_fraction, warmup, steps, cooldown};
-}
 
 // Returns the number of steps before the rate goes down; of Decay::constant the warmup. A longer run of Decay::wsd is
 // the same up to there.

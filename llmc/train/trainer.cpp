@@ -29,7 +29,7 @@ static DataLoaderConfig loader_config(const Run& run, Stream stream, bool valida
 }
 
 static OptimizerConfig optimizer_config(const Options& o) {
-    return {{float(o.beta1), float(o.beta2), float(o.eps), float(o.weight_decay), o.seed}, o.on_nan == "skip"};
+    return {{float(o.beta1), float(o.beta2), float(o.eps), float(o.weight_decay), o.seed}, o.on_nan == OnNan::skip};
 }
 
 // Mean bytes of the tokens that validation predicts. What begins a document has none. Each rank reads a part of the
@@ -57,13 +57,13 @@ Trainer<floatX>::Trainer(const Run& run, Log& log)
       log(log),
       loader(loader_config(run, stream, false), run.data.train),
       model(run.start.config, Purpose::train, run.batch.B, run.batch.T, run.memory_options()),
-      optimizer(model, optimizer_config(run.options), run.memory_options(), run.groups, grad_dtype(run.options)) {
+      optimizer(model, optimizer_config(run.options), run.memory_options(), run.groups, run.options.grad_dtype) {
     const Options& o = run.options;
     if (!run.data.val.shards.empty())
         val_loader = std::make_unique<DataLoader>(loader_config(run, stream, true), run.data.val);
     if (run.groups.tp.world_size > 1) model.tensor_ranks = &run.groups.tp;
     model.stream = stream;
-    outliers.skip_nan = o.on_nan == "skip";
+    outliers.skip_nan = o.on_nan == OnNan::skip;
     outliers.z = o.spike_z;
     load_state();
     if (val_loader && run.start.tokenizer) state.val_bytes = bytes_per_token(run, val_loader->num_windows);
@@ -127,7 +127,7 @@ MicroStep Trainer<floatX>::micro_step(int n) {
 // and tensor parallelism, which have some in every micro-step.
 template <class floatX>
 bool Trainer<floatX>::captures(const MicroStep& m) const {
-    return device_has_graphs() && run.options.cuda_graph == "on" && !model.shard_gradients && !model.tensor_ranks &&
+    return device_has_graphs() && run.options.cuda_graph && !model.shard_gradients && !model.tensor_ranks &&
            !optimizer.weights.pending() && !(m.last && optimizer.gradients.needs_reduction());
 }
 

@@ -43,9 +43,10 @@ TEST_CASE("the first argument is the command, train by default, and the defaults
     CHECK(parse({"plan"}).command == Command::plan);
     CHECK(contains(refusal({"trian"}), "unknown command 'trian'; the commands are train, generate, eval, plan"));
     const Options o = train({});
-    CHECK((o.command == Command::train && o.model == "d12" && o.precision == "auto" && o.master_weights == "on"));
+    CHECK((o.command == Command::train && o.model == "d12" && o.precision == Precision::automatic && o.master_weights));
     CHECK((o.micro_batch == 4 && o.lr == 6e-4 && o.weight_decay == 0.1 && o.beta1 == 0.9 && o.beta2 == 0.95));
-    CHECK((o.eps == 1e-8 && o.grad_clip == 1.0 && o.schedule == "cosine" && o.on_nan == "halt" && o.output == "out"));
+    CHECK((o.eps == 1e-8 && o.grad_clip == 1.0 && o.schedule == Decay::cosine && o.on_nan == OnNan::halt &&
+           o.output == "out"));
     CHECK(o.global_batch == 524288);  // of named sizes only; others have one micro-batch
     CHECK(train({"--layers", "2", "--heads", "2", "--channels", "64"}).global_batch == 0);
     CHECK(train({"--init", "d"}).global_batch == 0);
@@ -56,7 +57,7 @@ TEST_CASE("a value follows a space or an equals sign, and the last value is used
     CHECK(train({"--ranks", "all"}).ranks == -1);
     CHECK(train({"--lr=1e-3", "--lr", "2e-3"}).lr == 2e-3);
     CHECK(train({"--output=", "--lr", "2"}).output == "");
-    for (const char* text : {"-5 degrees", "[1,2]", "a=b", "", "-nk"})
+    for (const char* text : {"-5 degrees", "[1,2]", "a=b", "", "-nk", "{}"})
         CHECK(train({"--sample-prompt", text}).sample_prompt == text);
     CHECK(train({"--seed", "18446744073709551615"}).seed == 18446744073709551615u);
     CHECK(train({"--seq-len", "010"}).seq_len == 10);
@@ -68,6 +69,27 @@ TEST_CASE("a value follows a space or an equals sign, and the last value is used
     setenv("HOME", "/home/x", 1);
     CHECK(train({"--output=~/out"}).output == "/home/x/out");
     CHECK(train({"--sample-prompt=~/out"}).sample_prompt == "~/out");
+}
+
+TEST_CASE("a word of a choice is the value of its name, in the files as well") {
+    const Options o = train({"--precision=fp8", "--recompute=layer", "--master-weights=off", "--grad-dtype=bf16",
+                             "--optimizer=muon", "--schedule=wsd", "--on-nan=skip", "--checkpoint-async=off",
+                             "--export-dtype=bf16", "--attention=wgmma", "--autotune=off", "--cuda-graph=on"});
+    CHECK((o.precision == Precision::fp8 && o.recompute == Recompute::layer && o.grad_dtype == GradDtype::bf16));
+    CHECK((o.optimizer == UpdateRule::muon && o.schedule == Decay::wsd && o.on_nan == OnNan::skip));
+    CHECK((o.export_dtype == Dtype::bf16 && o.attention == AttentionBackend::wgmma));
+    CHECK((!o.master_weights && !o.checkpoint_async && !o.autotune && o.cuda_graph));
+    for (const char* line : {"precision = \"fp8\"\n", "recompute = \"layer\"\n", "master-weights = \"off\"\n"})
+        CHECK(contains(run_toml(o), line));
+    CHECK((option_text(o, "optimizer") == "muon" && option_text(o, "cuda-graph") == "on"));
+    CHECK(train({"--schedule=linear"}).schedule == Decay::linear);
+    CHECK(train({"--recompute=gelu"}).recompute == Recompute::gelu);
+    CHECK(train({"--attention=cudnn"}).attention == AttentionBackend::cudnn);
+    const Options tokenize = parse({"tokenize", "a", "--output=d", "--train-bpe=300", "--split=end-of-text"});
+    CHECK(tokenize.split == SplitAt::end_of_text);
+    CHECK(parse({"export", "a", "b.gguf", "--type=bf16"}).type == GGUFMatrices::bf16);
+    expect_refused("--train-data x ", {{"--schedule 1", "--schedule 1 is not known; give cosine|linear|constant|wsd"},
+                                       {"--autotune yes", "--autotune yes is not known; give on|off"}});
 }
 
 TEST_CASE("llm.c's one-letter options mean the same here") {
@@ -304,7 +326,7 @@ TEST_CASE("every option comes back through run.toml, but not those of one start"
                              "--stop-after=5", "--quiet", "--trace=t", "--ranks=2"});
     const Options back = with_run_toml(run_toml(o));
     CHECK(run_toml(back) == run_toml(o));
-    CHECK(with_run_toml("train-data = 'x'\ncudnn = \"off\"\n").attention == "mma");  // of version 0.3.0
+    CHECK(with_run_toml("train-data = 'x'\ncudnn = \"off\"\n").attention == AttentionBackend::mma);  // of version 0.3.0
     const std::set<std::string> of_one_start = {"resume", "config", "stop-after", "ranks", "trace", "quiet", "output"};
     const nlohmann::json options = settings(o);
     for (const auto& option : options.items()) {
@@ -387,8 +409,9 @@ TEST_CASE("a run of version 0.2.0 is resumed from run.json") {
         "spike-z": 6, "on-spike": "warn", "checkpoint-async": "auto", "gpus": "2", "keep-best": false, "warmup": -1,
         "timeout-step": -1, "output": "elsewhere", "resume": false, "micro-batch": "auto"}})");
     const Options o = resumed(out);
-    CHECK((o.train_data == "x#\"'é" && o.layers == 1 && o.lr == 1e-3 && o.check_replicas == 50 && o.on_nan == "skip"));
-    CHECK((o.spike_z == 0.0 && o.checkpoint_async == "on" && o.warmup == -1 && o.micro_batch == 0));
+    CHECK((o.train_data == "x#\"'é" && o.layers == 1 && o.lr == 1e-3 && o.check_replicas == 50 &&
+           o.on_nan == OnNan::skip));
+    CHECK((o.spike_z == 0.0 && o.checkpoint_async && o.warmup == -1 && o.micro_batch == 0));
     CHECK(o.output == out.path);
     write_bytes(out / "run.json", R"({"options": {"train-data": 7, "lr": null}})");
     CHECK_THROWS_WITH_AS(resumed(out), doctest::Contains("run.json"), Error);

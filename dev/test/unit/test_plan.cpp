@@ -181,9 +181,9 @@ TEST_CASE("the table has the peak of the run's precision, the memory, the batch,
     // The schedule has no final rate if the rate never falls.
     o.steps = 30, o.warmup_steps = 2;
     CHECK(row(Dtype::fp32, o, "schedule").starts_with("cosine, lr 0.0006, 2 steps warmup, to 0.1 of it at step 30; "));
-    o.schedule = "constant", o.warmup_steps = 1;
+    o.schedule = Decay::constant, o.warmup_steps = 1;
     CHECK(row(Dtype::fp32, o, "schedule") == "constant, lr 0.0006, 1 step warmup; AdamW 0.9/0.95, decay 0.1, clip 1");
-    o.schedule = "wsd", o.cooldown = 0.3;
+    o.schedule = Decay::wsd, o.cooldown = 0.3;
     CHECK(contains(row(Dtype::fp32, o, "schedule"), "warmup, constant to step 21, to 0.1 of it at step 30; AdamW"));
 }
 

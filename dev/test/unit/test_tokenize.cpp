@@ -15,53 +15,53 @@ TEST_CASE("files become documents after <|endoftext|>, in the order of names") {
     const struct {
         const char* what;
         Files files;
-        std::string split;
+        SplitAt split;
         Texts documents;
     } cases[] = {
         {"a text file is one document, without its byte order mark",
          {{"b.txt", "the theme <|endoftext|> of these\n\nothers"}, {"a.md", "\xef\xbb\xbftheme"}},
-         "none",
+         SplitAt::none,
          {"theme", "the theme <|endoftext|> of these\n\nothers"}},
         {"hidden files and unknown extensions are left out",
          {{"z/y/c.txt", "c"}, {"z/b.rst", "b"}, {".git/x.txt", "x"}, {".x.txt", "x"}, {"x", "x"}},
-         "none",
+         SplitAt::none,
          {"b", "c"}},
         {"a line of JSONL is one document, but not a blank line or an empty text",
          {{"a.jsonl",
            "\xef\xbb\xbf{\"text\": \"\\n\\u00e9\\ud83d\\ude00\", \"n\": 1}\r\n\n" + jsonl("") + "  \n" + jsonl("two")},
           {"b.ndjson", R"({"text": "three"})"}},
-         "none",
+         SplitAt::none,
          {"\né😀", "two", "three"}},
         {"--split lines, and a text that looks like JSON",
          {{"a.txt", "{\"text\": 1}\r\n\n two \nthree"}},
-         "lines",
+         SplitAt::lines,
          {"{\"text\": 1}", " two ", "three"}},
         {"JSON as an array, or with objects of several lines",
          {{"a.json", "\xef\xbb\xbf[{\"text\": \"[one}\\\"\"},\n{\"n\": [{}],\r\n \"text\": \"two\"}]\n"},
           {"b.jsonl", "{\n\"text\": \"three\"}\n{\"text\":\n\"four\"}"},
           {"c.JSON", "[]"}},
-         "none",
+         SplitAt::none,
          {"[one}\"", "two", "three", "four"}},
         {"a column of CSV and TSV, with line ends, delimiters and quotes in a field",
          {{"a.csv", "\xef\xbb\xbfid,text\r\n1,one\r\n2,\"two, \"\"2\"\"\r\n\"\r\n\r\n3,"},
           {"b.TSV", "text\tid\nthree,\"\t1\n\"four\t\"\t2"},
           {"c.csv", "id,text\r1,five\r"}},
-         "none",
+         SplitAt::none,
          {"one", "two, \"2\"\r\n", "three,\"", "four\t", "five"}},
-        {"a text that begins as Parquet does", {{"a.txt", "PAR1 is"}}, "none", {"PAR1 is"}},
+        {"a text that begins as Parquet does", {{"a.txt", "PAR1 is"}}, SplitAt::none, {"PAR1 is"}},
         {"halves of surrogate pairs, and numbers that JSON has not, under keys that are not read",
          {{"a.jsonl", R"({"a": NaN, "b": [-Infinity,Infinity, -1e999], "text": "NaN, \"1e999"})"},
           {"b.jsonl",
            R"({"\ude00": "\\\ud83d", "a": ["x\ud83d\u0041", NaN, 1e400, "1e400"], "text": "\\ud83d \ud83d\ude00"})"}},
-         "none",
+         SplitAt::none,
          {"NaN, \"1e999", "\\ud83d \U0001F600"}},
         {"--split blank-lines",
          {{"a.txt", "one\n\ntwo\r\n\r\nthree\n\n\n\n\nfour\n"}},
-         "blank-lines",
+         SplitAt::blank_lines,
          {"one\n\n", "two\r\n\r\n", "three\n\n", "\nfour\n"}},
         {"--split end-of-text",
          {{"a.txt", "\n<|endoftext|>\none\n<|endoftext|>  two two <|endoftext|><|endoftext|>\nthree"}},
-         "end-of-text",
+         SplitAt::end_of_text,
          {"one", "two two", "three"}},
     };
     for (const auto& c : cases) {
@@ -184,7 +184,7 @@ TEST_CASE("tinyshakespeare split at blank lines gives llm.c's shards, byte for b
     TokenizeRun run;
     run.options.tokenizer = data + "/gpt2-bpe";
     run.options.inputs = {data + "/tinyshakespeare/input.txt"};
-    run.options.split = "blank-lines", run.options.val_tokens = 32768;
+    run.options.split = SplitAt::blank_lines, run.options.val_tokens = 32768;
     tokenize(run.options);
     CHECK(sha256_of(run.out("val_000000.bin")) == "fe99db720dc7c83e694806d4e047a952909411da1daccde4ccc2e55f40882a62");
     CHECK(sha256_of(run.out("train_000001.bin")) == "8a70606be574040c26d225694f5f9759973b419852d22f7fe5c118e1b359dcc8");
