@@ -135,7 +135,7 @@ static void write_files(const std::string& dir, const SaveOptions& options, cons
     tensors("optimizer.safetensors", optimizer_groups(options.format), "F32");
     if (options.write_tokenizer) options.write_tokenizer(dir);
     for (const std::string& name : list_directory(dir)) {
-        if (files.count(name) || is_directory(dir + "/" + name)) continue;  // of chat templates, which are synced
+        if (files.count(name) || is_directory(dir + "/" + name)) continue;  // chat templates in folders are synced
         sync_path(dir + "/" + name);
         files[name] = checksum_file(dir + "/" + name);
     }

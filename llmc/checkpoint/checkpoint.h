@@ -47,15 +47,15 @@ struct CheckpointFormat {
 // Retention policy. After a save, checkpoints that no rule keeps are deleted.
 struct KeepRules {
     int newest = 0;     // the newest ones, as many as this; 0: all checkpoints are kept
-    int64_t every = 0;  // also those of steps that are multiples of this; 0: off
-    bool best = false;  // also best_checkpoint(OUTPUT), which the file OUTPUT/best then names
+    int64_t every = 0;  // interval of steps whose checkpoints are kept, too; 0: none
+    bool best = false;  // true: best_checkpoint(OUTPUT) is kept, too, and named in OUTPUT/best
 };
 
 struct SaveOptions {
     std::string output;  // the OUTPUT directory, created if missing
     KeepRules keep;
     CheckpointFormat format;
-    HFConfig config;                                              // of the weights that the run started from
+    HFConfig config;  // configuration of the weights that the run started from
     std::function<void(const std::string& dir)> write_tokenizer;  // writes the tokenizer's files into dir; may be empty
     std::string model_card;                                       // README.md; empty: there is none
     // Prints what could not be done after the checkpoint was saved, and which directories were renamed; may be empty.

@@ -38,7 +38,7 @@ static_assert(std::size(gguf_names) == NUM_PARAMS);
 struct GGUFTensor {
     std::string name;
     GGUFType type;
-    int64_t rows, cols;  // without the padded rows of wte
+    int64_t rows, cols;  // shape without the padded rows of wte
 
     int64_t bytes() const { return rows * cols / type.block * type.bytes; }
     int64_t padding() const { return round_up(bytes(), ALIGNMENT) - bytes(); }
@@ -64,7 +64,7 @@ inline uint16_t half_bits(float x) {
     return uint16_t((u >> 16 & 0x8000) | (magnitude < 113u << 23 ? small : usual));
 }
 
-// As gguf.quants of llama.cpp: the scale is max/127; quotients are rounded half away from zero.
+// Rounds as llama.cpp's gguf.quants does: the scale is max/127; quotients are rounded half away from zero.
 void quantize_block(uint8_t* out, const float* x) {
     float largest = 0;
     for (int i = 0; i < QUANTS; i++) largest = std::max(largest, std::fabs(x[i]));

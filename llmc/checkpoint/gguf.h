@@ -12,7 +12,7 @@ enum class GGUFMatrices { f32, f16, bf16, q8_0 };  // type of the matrices in th
 
 struct GGUFVocabulary {
     enum Type : int32_t { normal = 1, control = 3, user_defined = 4, unused = 5 };  // llama.cpp's values
-    std::vector<std::string> tokens;  // by id, in GPT-2's alphabet of bytes; config.V tokens
+    std::vector<std::string> tokens;  // text of each id, in GPT-2's alphabet of bytes; config.V tokens
     std::vector<int32_t> types;       // Type of each token
     std::vector<std::string> merges;  // "left right", by rank
     int bos = 0, eos = 0, pad = -1;   // -1: none

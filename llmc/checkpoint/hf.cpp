@@ -154,7 +154,7 @@ std::string hf_config_json(const HFConfig& config, const std::string& torch_dtyp
                          {"n_head", model.NH},
                          {"tie_word_embeddings", true},
                          {"torch_dtype", torch_dtype}},
-                        // What is true only of the files that it was read from; "dtype" is the newer name of
+                        // Keys that are true only of the files that it was read from; "dtype" is the newer name of
                         // "torch_dtype".
                         {"dtype", "transformers_version", "quantization_config", "auto_map"});
 }

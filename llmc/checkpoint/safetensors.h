@@ -14,7 +14,7 @@
 
 struct TensorInfo {
     std::string name;
-    std::string dtype;           // as in the file; "F32", "BF16" and "F16" can be read, others only listed
+    std::string dtype;           // name in the file; "F32", "BF16" and "F16" can be read, others only listed
     std::vector<int64_t> shape;  // empty for a scalar
     int64_t begin = 0, end = 0;  // bytes, counted from the start of the data
     int file = 0;                // index in Safetensors::files
@@ -31,7 +31,7 @@ struct Safetensors {
     std::string path;  // the file or index that was opened, for messages
     std::vector<InputFile> files;
     std::vector<int64_t> data_begin;            // the offset of the data in each file
-    std::map<std::string, TensorInfo> tensors;  // by name
+    std::map<std::string, TensorInfo> tensors;  // tensors by their names
     Metadata metadata;                          // empty for an index
 
     const TensorInfo* find(const std::string& name) const;  // null if there is no such tensor
@@ -47,7 +47,7 @@ Safetensors open_safetensors_index(const std::string& path);
 // Writes a file tensor by tensor, so that memory holds only the caller's current tensor.
 struct SafetensorsWriter {
     OutputFile file;
-    std::vector<TensorInfo> tensors;  // with their byte ranges, in file order
+    std::vector<TensorInfo> tensors;  // tensors in the order of the file, with their byte ranges
     size_t next = 0;                  // the tensor that write() continues
     int64_t written = 0;              // elements of that tensor already written
 

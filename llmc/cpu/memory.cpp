@@ -37,7 +37,7 @@ constexpr int64_t MAPPED_FROM = HUGE_PAGE;
 
 struct Block {
     int64_t bytes, mapped;  // requested bytes; mapped bytes, or 0 if the block is from the heap
-    bool counted;           // in device_bytes_allocated
+    bool counted;           // true: it is in device_bytes_allocated
 };
 
 struct Memory {
@@ -108,7 +108,7 @@ void grow_scratch(int64_t bytes) {
     Scratch& s = the_scratch();
     if (bytes <= s.bytes) return;
     cpu::release(s.data);
-    s.data = nullptr;  // in case allocate throws
+    s.data = nullptr;  // allocate may throw
     s.bytes = 0;
     s.data = cpu::allocate(bytes, "working memory of the operations", true);
     s.bytes = bytes;

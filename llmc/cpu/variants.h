@@ -28,8 +28,8 @@ struct Operations {
     // sums (columns) = the column sums of x (N, columns), or += if accumulate
     void (*column_sums)(float* sums, const floatX* x, int N, int columns, bool accumulate) = nullptr;
     int64_t (*matmul_scratch_bytes)(int N, int IC, int OC) = nullptr;
-    decltype(&cpu::scratch_bytes<floatX>) scratch_bytes = nullptr;  // of all but the matmuls
-    double (*measure_peak_flops)() = nullptr;                       // of the matmul's microkernel, on all threads
+    decltype(&cpu::scratch_bytes<floatX>) scratch_bytes = nullptr;  // scratch of all but the matmuls
+    double (*measure_peak_flops)() = nullptr;                       // peak of the matmul's microkernel, on all threads
     decltype(&cpu::packed_bytes<floatX>) packed_bytes = nullptr;    // matrix units only
     decltype(&cpu::pack_weight<floatX>) pack_weight = nullptr;
 #define FIELD(op) decltype(&cpu::op<floatX>) op = nullptr;

@@ -20,9 +20,9 @@
 
 namespace cpu::VARIANT {
 
-constexpr int QUERIES = 32;      // in a block
-constexpr int KEYS = 64;         // in a block
-constexpr int QUERY_BLOCKS = 4;  // in a forward task; they share the widened keys and values
+constexpr int QUERIES = 32;      // queries in a block
+constexpr int KEYS = 64;         // keys in a block
+constexpr int QUERY_BLOCKS = 4;  // blocks in a forward task; they share the widened keys and values
 
 static_assert(QUERIES % (2 * VL) == 0);
 
@@ -61,7 +61,7 @@ static void matmul(float* c, int ldc, const float* a, int a_row_stride, int a_k_
 #if defined(__AVX512F__) || defined(__aarch64__)
     constexpr int ROWS = 8;  // fills the 32 registers
 #else
-    constexpr int ROWS = 4;  // of 16 registers
+    constexpr int ROWS = 4;  // rows that 16 registers hold
 #endif
     for (int column = 0; column < columns; column += 2 * VL) {
         int r = 0;

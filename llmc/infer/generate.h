@@ -11,8 +11,8 @@
 
 struct Sampler {
     float temperature = 1.0f;         // divides the logits; 0: always the most likely token
-    int top_k = 0;                    // only the k most likely tokens are candidates; 0: all
-    float top_p = 1.0f;               // only the most likely tokens whose probabilities sum to p, at least one; 1: all
+    int top_k = 0;                    // number of the most likely tokens that are candidates; 0: all
+    float top_p = 1.0f;               // probability that the candidates, the most likely tokens, sum to; 1: all
     float repetition_penalty = 1.0f;  // generate() applies it to the logits; 1: off
     uint64_t seed = 0;
     int vocab_size = std::numeric_limits<int>::max();  // tokens from here on, which pad the model's rows, are left out

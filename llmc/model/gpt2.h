@@ -16,7 +16,7 @@ struct Comm;  // parallel/comm.h
 // bucket, so that communication overlaps with computation.
 using BucketHook = std::function<void(int bucket)>;
 
-// What computes bf16 attention on a GPU, and whether it must be deterministic. Call it before the first model.
+// Chooses what computes bf16 attention, and whether it must be deterministic. Call it before the first model.
 void choose_attention(AttentionBackend backend, bool deterministic);
 
 template <class floatX>
@@ -35,7 +35,7 @@ struct GPT2 {
     int packed_layers;               // layers whose packed matrices are in memory: all, or one with shard_weights
     DeviceBuffer<std::byte> packed;  // the backend's copies of the matrices
     DeviceBuffer<std::byte> fp8_workspace;  // the operands of one matmul in FP8
-    BucketBuffer<float> grads;              // with Purpose::train; shared by layers with shard_gradients
+    BucketBuffer<float> grads;              // gradients, with Purpose::train; shared by layers with shard_gradients
     DeviceBuffer<std::byte> memory;         // the memory that acts points into
     Activations<floatX> acts;
     // Called before forward, backward or decode reads a bucket's weights. All reads of the previous layer's weights are

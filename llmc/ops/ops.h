@@ -120,7 +120,7 @@ struct DecayPattern {
 // AdamW's constants. Weight decay is decoupled: it acts on the weight and is not added to the gradient.
 struct AdamWConfig {
     float beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f, weight_decay = 0.1f;
-    uint64_t seed = 0;  // for stochastic rounding
+    uint64_t seed = 0;  // seed of stochastic rounding
 };
 
 // What computes bf16 attention on a GPU: cuDNN, this program's kernels for Hopper (wgmma), or those for every GPU

@@ -33,9 +33,9 @@ enum class Format {
 inline constexpr int64_t MAX_PROMPT_BYTES = 16 << 20;
 
 struct TextFile {
-    std::string path;    // as the user named it; "standard input" for -
-    std::string source;  // what is opened: the same, or the copy of a pipe
-    int64_t size = 0;    // of the file, packed as it is
+    std::string path;    // name that the user gave; "standard input" for -
+    std::string source;  // path that is opened: the same, or the copy of a pipe
+    int64_t size = 0;    // bytes of the file, packed as it is
     Format format = Format::text;
     const ForeignContent* unpacker = nullptr;  // null: none is needed
     std::string table = "";                // "parquet", "csv" or "tsv": scripts/table_rows.py reads it; "": it is none
@@ -43,7 +43,7 @@ struct TextFile {
     int64_t text_bytes = INT64_MAX;        // size of the unpacked text; INT64_MAX: unknown
     std::string refused = "";              // why the file is no text, "is a zip archive, not text; ..."
     bool may_have_text = true;             // false: JSON or CSV whose first object has no text under the key
-    std::shared_ptr<FILE> copy = nullptr;  // of a pipe
+    std::shared_ptr<FILE> copy = nullptr;  // copy of a pipe
 };
 
 struct FoundFiles {
@@ -57,7 +57,7 @@ struct FoundFiles {
 // damaged or no text (EXIT_BAD_DATA).
 FoundFiles find_text_files(const std::vector<std::string>& inputs, const std::string& text_key);
 
-// What a single file is read for. rows: they are JSON or CSV, with any name. prompt: all of the file is text.
+// The purpose that a single file is read for. rows: they are JSON or CSV, with any name. prompt: all of it is text.
 enum class Wanted { documents, rows, prompt };
 // Refuses a file that is not that (EXIT_BAD_DATA). text_key: of documents.
 TextFile open_input(const std::string& path, Wanted wanted, const std::string& text_key);
@@ -90,9 +90,9 @@ struct TextStream {
     const std::string table;
     const ForeignContent* const unpacker;
     const char *program_name = "python3", *package = "python3";
-    int64_t position = 0;                                           // in a file without one
-    int program = -1;                                               // its process; -1: it has ended
-    int output = -1, status = 0;                                    // the end of its pipe; how it ended
+    int64_t position = 0;                                           // bytes read of a file without an unpacker
+    int program = -1;                                               // process of the unpacker; -1: it has ended
+    int output = -1, status = 0;                                    // end of its pipe; how it ended
     std::unique_ptr<FILE, int (*)(FILE*)> errors{nullptr, fclose};  // its standard error
     std::string ahead;                                              // read by peek
 };

@@ -30,7 +30,7 @@ enum class SplitAt { none, blank_lines, lines, end_of_text };
 struct CorpusRules {
     SplitAt split = SplitAt::none;
     std::string text_key = "text";
-    bool skip_bad_lines = false;  // not of text files
+    bool skip_bad_lines = false;  // true: bad rows are left out; text files have none
     bool may_skip = false;        // whether the command has --skip-bad-lines
     double val_fraction = 0.0;    // 0 to 0.5
     // The last position at which a text may be cut into chunks; 0: there is none.
@@ -43,7 +43,7 @@ void measure_text(TextFile& file, const CorpusRules& rules, const std::function<
 
 // A document, or the part of it that is in a chunk.
 struct Document {
-    size_t begin, end;  // in the chunk's bytes
+    size_t begin, end;  // range in the chunk's bytes
     int64_t line;       // where it begins, from 1; not of text files
     bool starts;        // false: the document continues from the previous chunk
     bool val;
@@ -77,12 +77,12 @@ struct CorpusReader {
     int64_t file_bytes = 0;  // sum of the sizes of the files before it
     std::unique_ptr<TextStream> input;
     int64_t begin = 0, end = 0;   // range of the text still to read: first the training part, then the held-out part
-    int64_t size = 0;             // that of the text; INT64_MAX until it is known
+    int64_t size = 0;             // size of the text; INT64_MAX until it is known
     bool cut_follows = false;     // the held-out part begins with a line or a word at or after `end`
     int64_t lines = 0;            // lines of the file returned so far
     bool in_array = false;        // an array of JSON objects has begun, and not ended
     bool many_documents = false;  // the file is split into documents
-    bool part_begun = false, part_val = false;  // for a file that is one document
+    bool part_begun = false, part_val = false;  // state of a file that is one document
     std::string rest;                           // bytes that were read, but not yet returned
 };
 

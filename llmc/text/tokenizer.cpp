@@ -179,10 +179,10 @@ static void encode_plain(Encoder& encoder, std::string_view text, std::vector<in
 
 // ---- added tokens
 
-// Which added tokens are searched.
+// The added tokens that are searched.
 struct Wanted {
-    bool special;     // special ones too
-    bool normalized;  // those with this setting
+    bool special;     // true: special ones, too
+    bool normalized;  // setting that they have
 
     bool operator()(const AddedToken& token) const {
         return token.normalized == normalized && (special || !token.special);

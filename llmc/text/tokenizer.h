@@ -50,16 +50,16 @@ struct AddedToken {
 using TokenizerFiles = std::map<std::string, std::string>;  // contents, by name
 
 struct Tokenizer {
-    std::vector<std::string> tokens;  // by id: the token's bytes, or an added token's text
-    std::vector<Merge> merges;        // by rank
-    std::vector<AddedToken> added;    // by id, end_of_text included
+    std::vector<std::string> tokens;  // bytes of each id, or an added token's text
+    std::vector<Merge> merges;        // merges in the order of their ranks
+    std::vector<AddedToken> added;    // added tokens in the order of ids, end_of_text included
     int end_of_text = 0;              // separates documents
     int bos = -1, pad = -1;           // -1: none
     int eos = -1;                     // ends a text by tokenizer_config.json; -1: none
     std::vector<int> prefix;          // put in front of every text, by the post_processor or add_bos_token
-    std::string chat_template;        // in Jinja; "": none
-    int rows = MAX_VOCAB_SIZE;        // of the model's embedding: a text with an added token beyond it is refused
-    TokenizerFiles files;             // those that it was read from; empty: it was trained
+    std::string chat_template;        // template in Jinja; "": none
+    int rows = MAX_VOCAB_SIZE;        // rows of the embedding: a text with an added token beyond them is refused
+    TokenizerFiles files;             // files that it was read from; empty: it was trained
     int max_length = 0;               // model_max_length where no tokenizer_config.json was read; 0: none
     int byte_tokens[256] = {};
     PairRanks ranks;

@@ -11,7 +11,7 @@
 // GPT-2 writes bytes as characters: 33-126, 161-172 and 174-255 as themselves, the other 68 as U+0100, U+0101, ...
 // Ids 0-255 are the bytes in the order of these characters.
 struct ByteAlphabet {
-    int byte_of[0x144];  // by code point; -1: not in the alphabet
+    int byte_of[0x144];  // byte of each code point; -1: it is not in the alphabet
     int code_of[256];
 };
 
@@ -119,7 +119,7 @@ static void add_token(Tokenizer& tokenizer, Ids& ids, const Json& token, const J
     added_token(tokenizer, id) = {id, setting("special"), setting("lstrip"), setting("rstrip"), setting("normalized")};
 }
 
-// What transformers reads beside the vocabulary.
+// Files that transformers reads beside the vocabulary.
 struct SideFiles {
     Json model, config, roles;  // config.json; tokenizer_config.json; its tokens and those of special_tokens_map.json
 

@@ -67,7 +67,7 @@ struct Muon {
     Comm &comm, &tensor_comm;
     int index;                                 // this rank's index in the tensor-parallel group
     std::pair<int, int> shapes[2];             // the sides of the matrices, the shorter one first
-    DeviceBuffer<float> whole, parts;          // with tensor parallelism: whole matrices; the columns of each rank
+    DeviceBuffer<float> whole, parts;          // whole matrices, with tensor parallelism; the columns of each rank
     DeviceBuffer<floatX> x, next, a, squared;  // stacks of X and its successor; of A = X X^T and A^2
 
     int owner(int l, size_t matrix) const { return int((size_t(l) + matrix) % size_t(comm.world_size)); }

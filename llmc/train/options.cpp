@@ -83,7 +83,7 @@ enum Kind : unsigned {
 
 // An option of the command. CLI11 has its names, section, unit, help and values, and sets the field.
 struct Declared {
-    std::string name;  // without dashes
+    std::string name;  // name without dashes
     unsigned kind;
     std::string unit;
     CLI::Option* option;
@@ -91,7 +91,7 @@ struct Declared {
     std::string initial;         // the default
 
     bool is_set() const { return option->count() > 0; }  // by the command line or a file
-    std::string value() const;                           // as on the command line
+    std::string value() const;                           // text for the command line
     std::string toml() const;
 };
 

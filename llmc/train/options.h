@@ -32,7 +32,7 @@ struct Options {
     // data and model
     std::string train_data, val_data;    // shell patterns, one in each line
     std::string tokenizer;               // directory or file; empty: beside the data or in init
-    bool allow_other_tokenizer = false;  // for data made with another tokenizer
+    bool allow_other_tokenizer = false;  // true: the data may be made with another tokenizer
     std::string model;                   // a name of config_by_name; empty: layers, heads and channels, or init
     bool default_model = false;          // no shape was given: --resume uses the checkpoint's shape
     std::string init;                    // a Hugging Face directory, a checkpoint, a run's output, or llm.c's .bin
@@ -50,7 +50,7 @@ struct Options {
     bool master_weights = true;  // fp32 copies of bf16 weights
 
     // ranks
-    int ranks = 0;         // started on this machine; 0: none, -1: one for each visible GPU
+    int ranks = 0;         // ranks to start on this machine; 0: none, -1: one for each visible GPU
     double timeout = 600;  // seconds without progress that end the run; 0: never
     int zero = 0;          // 1: the optimizer's state is sharded; 2: gradients too; 3: weights too
     GradDtype grad_dtype = GradDtype::fp32;
@@ -84,7 +84,7 @@ struct Options {
     bool tensorboard = false;    // event files in output
     bool checkpoint_async = true;
     int keep = 3;            // newest checkpoints; 0: all
-    int64_t keep_every = 0;  // also checkpoints of steps that are multiples of this; 0: off
+    int64_t keep_every = 0;  // interval of steps whose checkpoints are kept, too; 0: none
     bool keep_best = false, resume = false;
     Dtype export_dtype = Dtype::fp32;  // of model.safetensors
 
@@ -122,7 +122,7 @@ struct Options {
     GGUFMatrices type = GGUFMatrices::f16;
 
     // tokenize
-    std::vector<std::string> inputs;  // also of export: the model and the new file
+    std::vector<std::string> inputs;  // files to tokenize; of export the model and the new file
     bool special_tokens = false, skip_bad_lines = false;
     int train_bpe = 0;         // vocabulary size; 0: off
     double val_fraction = -1;  // 0: nothing is held out; -1: 0.05, or 0 with val_tokens

@@ -27,7 +27,7 @@ struct Run {
     BatchPlan batch;  // B, T, micro-steps per step, tokens per step
     RunData data;
     std::unique_ptr<FileLock> lock;  // lock of --output; null on ranks other than 0
-    std::string differing;           // which ranks round differently, so that their weights differ; "": none
+    std::string differing;           // ranks that round differently, so that their weights differ; "": none
 
     bool is_rank0() const { return groups.world.rank == 0; }
     float loss_scale() const { return 1.0f / float(batch.grad_accum_steps * batch.world_size); }

@@ -23,7 +23,7 @@ struct RunStart {
 };
 
 // Finds where train and plan start: --resume, else --init, else the options' shape. The tokenizer is --tokenizer, or
-// that of the weights, or the one beside the data. Refuses data of another, without --allow-other-tokenizer.
+// that of the weights, or the one beside the data. Without --allow-other-tokenizer, refuses data of another tokenizer.
 RunStart find_training_start(const Options& options, const Comm& comm);
 // Finds the model of generate and eval: --init is a Hugging Face directory, a checkpoint, or a run's output directory,
 // of which the newest checkpoint is used; rank 0 warns of damaged ones. need_tokenizer: refuses a model without one.

@@ -21,7 +21,7 @@ struct StepResults {
     Values& values = *static_cast<Values*>(host_allocate(sizeof(Values)));
     Event done = create_timer();
     int64_t comm_bytes = 0;         // bytes that this rank sent in the step
-    Groups::Waits comm_waits = {};  // at the end of the step
+    Groups::Waits comm_waits = {};  // waits up to the end of the step
 
     StepResults() = default;
     StepResults(const StepResults&) = delete;
@@ -85,7 +85,7 @@ struct Trainer {
     // Other programs may use the cores while a CPU's peak is measured, so it is measured again after 1, 3, 7, 15 ... s.
     double peak_wait = 1.0, peak_due = seconds_now() + peak_wait;
     struct {
-        double begin, loader_waited, comm_exposed;  // at the begin of the step that the host finishes next
+        double begin, loader_waited, comm_exposed;  // values at the begin of the step that the host finishes next
         int64_t bytes_sent;                         // total at the begin of the step that is queued
     } clock;
 
