@@ -313,6 +313,22 @@ struct OnlineSoftmax {
             }
         }
     }
+
+    // reciprocal = 1 / the sums of the rows; stores lse of the rows, of which the first is query `first`.
+    __device__ __forceinline__ void finish(float (&reciprocal)[R][2], float* lse, float scale, int first, int T) const {
+        UNROLL
+        for (int i = 0; i < R; i++) {
+            UNROLL
+            for (int half = 0; half < 2; half++) {
+                float all = sum[i][half];
+                all += __shfl_xor_sync(FULL_MASK, all, 1);
+                all += __shfl_xor_sync(FULL_MASK, all, 2);
+                reciprocal[i][half] = 1.0f / all;
+                const int t = first + i * 16 + half * 8 + lane_row();
+                if (lane_column() == 0 && t < T) lse[t] = row_max[i][half] * scale + logf(all);
+            }
+        }
+    }
 };
 
 // out (B, T, C), lse (B, NH, T) from qkv (B, T, 3, NH, HS).
@@ -370,19 +386,7 @@ __global__ void __launch_bounds__(MMA_THREADS, 2)
     }
 
     float reciprocal[R][2];
-    UNROLL
-    for (int i = 0; i < R; i++) {
-        UNROLL
-        for (int half = 0; half < 2; half++) {
-            float sum = softmax.sum[i][half];
-            sum += __shfl_xor_sync(FULL_MASK, sum, 1);
-            sum += __shfl_xor_sync(FULL_MASK, sum, 2);
-            reciprocal[i][half] = 1.0f / sum;
-            const int t = warp_query + i * 16 + half * 8 + lane_row();
-            if (lane_column() == 0 && t < T)
-                lse[head_offset(shape) + t] = softmax.row_max[i][half] * shape.scale + logf(sum);
-        }
-    }
+    softmax.finish(reciprocal, lse + head_offset(shape), shape.scale, warp_query, T);
     store_rows(HeadRows<bf16>::of_out(out, shape), o, reciprocal, own.tile, warp_query, T);
 }
 
@@ -442,6 +446,140 @@ __device__ __forceinline__ void compute_delta(float* row_delta, float* delta, He
     __syncwarp();
 }
 
+// Loads the statistics of a warp's 16*R queries, from token `first` on. row_delta: their delta in shared memory.
+// Returns whether the lse of one of the lane's is huge.
+template <int R>
+__device__ __forceinline__ bool load_statistics(QueryStatistics (&rows)[R][2], const float* lse, const float* row_delta,
+                                                int first, int T) {
+    bool any_is_huge = false;
+    UNROLL
+    for (int i = 0; i < R; i++) {
+        UNROLL
+        for (int half = 0; half < 2; half++) {
+            const int row = i * 16 + half * 8 + lane_row(), t = first + row;
+            rows[i][half] = {t < T ? lse[t] * LOG2_E : INFINITY, row_delta[row]};
+            any_is_huge = any_is_huge || rows[i][half].lse_is_huge();
+        }
+    }
+    return any_is_huge;
+}
+
+// The statistics of a tile of QUERIES queries, each in registers of one thread, on the way to shared memory. Only
+// publish reads these registers, so fetch does not wait for the loads. QUERIES is 0 for tiles of keys.
+template <int QUERIES>
+struct FetchedStatistics {
+    float lse = INFINITY, delta = 0.0f;
+
+    __device__ __forceinline__ void fetch(const float* all_lse, const float* all_delta, int first, int T) {
+        if (int(threadIdx.x) >= QUERIES) return;
+        const int t = first + int(threadIdx.x);
+        lse = t < T ? all_lse[t] : INFINITY;
+        delta = t < T ? all_delta[t] : 0.0f;
+    }
+    __device__ __forceinline__ void publish(QueryStatistics* to) const {
+        if (int(threadIdx.x) < QUERIES) to[threadIdx.x] = {lse * LOG2_E, delta};
+    }
+};
+
+// The statistics of the queries of a warp's scores: those of 8*N columns, in shared memory, or of its own rows.
+template <bool OF_KEYS, int R>
+struct ScoreStatistics {
+    const QueryStatistics* columns;
+    const QueryStatistics (&rows)[R][2];
+    bool row_lse_is_huge;
+
+    __device__ QueryStatistics at(int i, int half, int column) const {
+        return OF_KEYS ? columns[column] : rows[i][half];
+    }
+    __device__ bool any_lse_is_huge() const {
+        if (!OF_KEYS) return row_lse_is_huge;
+        return __any_sync(FULL_MASK, columns[int(threadIdx.x) % WARP_SIZE].lse_is_huge());
+    }
+};
+
+// Scores become weights: p = 2^(scale2 * p - lse2).
+template <int R, int N, bool OF_KEYS>
+__device__ __forceinline__ void weights_from_scores(float (&p)[R][N][4], float scale2,
+                                                    const ScoreStatistics<OF_KEYS, R>& statistics) {
+    for_each_element<R, N>([&](int i, int half, int n, int e, int, int c) {
+        float& weight = p[i][n][2 * half + e];
+        weight = fmaf(weight, scale2, -statistics.at(i, half, c).lse2);
+    });
+    if (statistics.any_lse_is_huge())
+        for_each_element<R, N>([&](int i, int half, int n, int e, int, int c) {
+            float& weight = p[i][n][2 * half + e];
+            weight = statistics.at(i, half, c).clamp_exponent(weight);
+        });
+    for_each_element<R, N>([&](int i, int half, int n, int e, int, int) {
+        float& weight = p[i][n][2 * half + e];
+        weight = exp2_fast(weight);
+    });
+}
+
+// Which scores the causal mask hides, of rows from token first_row on and columns from token first_column on.
+struct Masked {
+    bool all, some;
+};
+template <bool OF_KEYS>
+__device__ __forceinline__ Masked masked_part(int first_row, int rows, int first_column, int columns) {
+    const int first_query = OF_KEYS ? first_column : first_row, queries = OF_KEYS ? columns : rows;
+    const int first_key = OF_KEYS ? first_row : first_column, keys = OF_KEYS ? rows : columns;
+    return {first_key >= first_query + queries, first_key + keys - 1 > first_query};
+}
+
+// Adds what 8*N columns of the other operand give to the gradients of the warp's own rows: dx, with OF_KEYS also dy.
+// The rows begin at token first_row, the columns at first_column.
+template <int HS, bool OF_KEYS, int N, int R, int RY, int CY, bool KEEP>
+__device__ __forceinline__ void add_gradients(float (&dx)[R][HS / 8][4], float (&dy)[RY][CY][4],
+                                              const RowFragments<HS, R, KEEP>& x, const RowFragments<HS, R, KEEP>& y,
+                                              SharedTile<HS> other_x, SharedTile<HS> other_y, int first_row,
+                                              int first_column, bool some_masked, float scale2,
+                                              const ScoreStatistics<OF_KEYS, R>& statistics) {
+    static_assert(!OF_KEYS || 8 * N == WARP_SIZE);  // any_lse_is_huge has a column in each lane
+
+    // ---- the weights p
+    float p[R][N][4] = {};
+    matmul_nt(p, x, other_x);
+    weights_from_scores(p, scale2, statistics);
+    if (some_masked)
+        for_each_element<R, N>([&](int i, int half, int n, int e, int r, int c) {
+            if (OF_KEYS ? first_row + r > first_column + c : first_column + c > first_row + r)
+                p[i][n][2 * half + e] = 0.0f;
+        });
+    __syncwarp();  // the branches on single elements have diverged
+
+    // ---- dv += p dout
+    const Bf16Fragments weights(p);
+    if constexpr (OF_KEYS) matmul_nn(dy, weights, other_y);
+
+    // ---- dq += dscore k, or dk += dscore q, which store_gradients scales
+    float dscore[R][N][4];
+    for_each_element<R, N>([&](int i, int half, int n, int e, int, int c) {
+        dscore[i][n][2 * half + e] = -statistics.at(i, half, c).delta;
+    });
+    matmul_nt(dscore, y, other_y);
+    for_each_element<R, N>([&](int i, int half, int n, int e, int, int) {
+        dscore[i][n][2 * half + e] *= OF_KEYS ? weights.get(i, half, n, e) : p[i][n][2 * half + e];
+    });
+    matmul_nn(dx, Bf16Fragments(dscore), other_x);
+}
+
+// Stores scale * dx as dq or dk, and dy as dv.
+template <int HS, bool OF_KEYS, int R, int RY, int CY>
+__device__ __forceinline__ void store_gradients(bf16* dqkv, const float (&dx)[R][HS / 8][4],
+                                                const float (&dy)[RY][CY][4], SharedTile<HS> own_x,
+                                                SharedTile<HS> own_y, int first, AttentionShape shape) {
+    float scales[R][2], ones[R][2];
+    UNROLL
+    for (int i = 0; i < R; i++) {
+        scales[i][0] = scales[i][1] = shape.scale;
+        ones[i][0] = ones[i][1] = 1.0f;
+    }
+    const auto rows = [&](int part) { return HeadRows<bf16>::of_qkv(dqkv, shape, part); };
+    store_rows(rows(OF_KEYS ? 1 : 0), dx, scales, own_x, first, shape.T);
+    if constexpr (OF_KEYS) store_rows(rows(2), dy, ones, own_y, first, shape.T);
+}
+
 // dqkv (B, T, 3, NH, HS) from qkv (the same shape), dout and out (B, T, C), lse (B, NH, T); delta (B, NH, T). With
 // p = 2^(scale2 * score - lse2), for each query and each key that it attends to:
 //   dscore = p (dout.v - delta)        dq += scale dscore k        dk += scale dscore q        dv += p dout
@@ -459,130 +597,61 @@ __global__ void __launch_bounds__(MMA_THREADS, 2)
     using Tiles = BackwardTiles<HS>;
     constexpr int R = Tiles::row_tiles, COLUMNS = Tiles::columns, N = OF_KEYS ? 4 : 2;
     const int T = shape.T, first_row = (OF_KEYS ? block_tile() : block_tile_from_end()) * Tiles::rows;
-    const int warp = int(threadIdx.x) / WARP_SIZE, warp_row = warp * 16 * R, warp_token = first_row + warp_row;
-    const auto q = HeadRows<const bf16>::of_qkv(qkv, shape, 0);
-    const auto k = HeadRows<const bf16>::of_qkv(qkv, shape, 1);
-    const auto v = HeadRows<const bf16>::of_qkv(qkv, shape, 2);
-    const auto d = HeadRows<const bf16>::of_out(dout, shape);
+    const int warp_row = int(threadIdx.x) / WARP_SIZE * 16 * R, warp_token = first_row + warp_row;
+    const auto of_qkv = [&](int part) { return HeadRows<const bf16>::of_qkv(qkv, shape, part); };
+    const auto q = of_qkv(0), k = of_qkv(1), v = of_qkv(2), d = HeadRows<const bf16>::of_out(dout, shape);
     lse += head_offset(shape);
     delta += head_offset(shape);
 
     const SharedTile<HS> own_x{simt::dynamic_shared<bf16>()}, own_y = own_x.from(Tiles::rows);
-    const auto other_x = [&](int stage) { return own_y.from(Tiles::rows + 2 * stage * COLUMNS); };
-    const auto other_y = [&](int stage) { return other_x(stage).from(COLUMNS); };
+    const auto other_x = [&](int tile) { return own_y.from(Tiles::rows + tile % 2 * 2 * COLUMNS); };
+    const auto other_y = [&](int tile) { return other_x(tile).from(COLUMNS); };
     SHARED(column_statistics, QueryStatistics[2][OF_KEYS ? COLUMNS : 1]);
     SHARED(row_delta, float[OF_KEYS ? 1 : Tiles::rows]);
-    // The statistics of one query per thread. Only publish reads these registers, so fetch does not wait for the loads.
-    float fetched_lse = INFINITY, fetched_delta = 0.0f;
+    FetchedStatistics<OF_KEYS ? COLUMNS : 0> fetched;
     const auto fetch = [&](int tile) {
-        other_x(tile % 2).template fetch<COLUMNS>(OF_KEYS ? q : k, tile * COLUMNS, T);
-        other_y(tile % 2).template fetch<COLUMNS>(OF_KEYS ? d : v, tile * COLUMNS, T);
+        other_x(tile).template fetch<COLUMNS>(OF_KEYS ? q : k, tile * COLUMNS, T);
+        other_y(tile).template fetch<COLUMNS>(OF_KEYS ? d : v, tile * COLUMNS, T);
         cp_async_commit();
-        const int t = tile * COLUMNS + int(threadIdx.x);
-        if (OF_KEYS && threadIdx.x < COLUMNS) {
-            fetched_lse = t < T ? lse[t] : INFINITY;
-            fetched_delta = t < T ? delta[t] : 0.0f;
-        }
-    };
-    const auto publish = [&](int tile) {
-        if (OF_KEYS && threadIdx.x < COLUMNS)
-            column_statistics[tile % 2][threadIdx.x] = {fetched_lse * LOG2_E, fetched_delta};
-    };
-    const auto any_lse_is_huge = [&](int stage, int column) {  // one of the 32 queries from `column` on
-        static_assert(!OF_KEYS || 8 * N == WARP_SIZE);
-        return __any_sync(FULL_MASK, column_statistics[stage][column + int(threadIdx.x) % WARP_SIZE].lse_is_huge());
+        fetched.fetch(lse, delta, tile * COLUMNS, T);
     };
 
+    // ---- own rows and the first tile, and own statistics
     const int end_row = first_row + Tiles::rows < T ? first_row + Tiles::rows : T;
     const int begin = OF_KEYS ? first_row / COLUMNS : 0, end = ceil_div(OF_KEYS ? T : end_row, COLUMNS);
     own_x.template fetch<Tiles::rows>(OF_KEYS ? k : q, first_row, T);
     own_y.template fetch<Tiles::rows>(OF_KEYS ? v : d, first_row, T);
     cp_async_commit();
     fetch(begin);
-    publish(begin);
-
+    fetched.publish(column_statistics[begin % 2]);
     QueryStatistics row_statistics[R][2] = {};
     bool row_lse_is_huge = false;  // one of this lane's rows
     if constexpr (!OF_KEYS) {
         compute_delta<HS, R>(row_delta + warp_row, delta, d, HeadRows<const bf16>::of_out(out, shape), warp_token, T);
-        UNROLL
-        for (int i = 0; i < R; i++) {
-            UNROLL
-            for (int half = 0; half < 2; half++) {
-                const int row = i * 16 + half * 8 + lane_row(), t = warp_token + row;
-                row_statistics[i][half] = {t < T ? lse[t] * LOG2_E : INFINITY, row_delta[warp_row + row]};
-                row_lse_is_huge = row_lse_is_huge || row_statistics[i][half].lse_is_huge();
-            }
-        }
+        row_lse_is_huge = load_statistics(row_statistics, lse, row_delta + warp_row, warp_token, T);
     }
 
+    // ---- gradients, tile by tile
     cp_async_wait<1>();
     __syncthreads();
     const RowFragments<HS, R, !OF_KEYS> x(own_x.from(warp_row)), y(own_y.from(warp_row));
     float dx[R][HS / 8][4] = {}, dy[OF_KEYS ? R : 1][OF_KEYS ? HS / 8 : 1][4] = {};
-    const float scale2 = shape.scale * LOG2_E;
     for (int tile = begin; tile < end; tile++) {
         cp_async_wait<0>();
         __syncthreads();  // the tile has arrived, and no warp still reads the previous one, which fetch overwrites
         if (tile + 1 < end) fetch(tile + 1);
         __syncwarp();  // lanes may have taken different branches; ldmatrix and mma need all of them
         for (int column = 0; column < COLUMNS; column += 8 * N) {
-            const int other_token = tile * COLUMNS + column;
-            const int first_query = OF_KEYS ? other_token : warp_token, queries = OF_KEYS ? 8 * N : 16 * R;
-            const int first_key = OF_KEYS ? warp_token : other_token, keys = OF_KEYS ? 16 * R : 8 * N;
-            if (first_key >= first_query + queries) continue;  // all masked
-            const bool masked = first_key + keys - 1 > first_query;
-            const SharedTile<HS> chunk_x = other_x(tile % 2).from(column), chunk_y = other_y(tile % 2).from(column);
-            const auto statistics = [&](int i, int half, int c) {
-                return OF_KEYS ? column_statistics[tile % 2][column + c] : row_statistics[i][half];
-            };
-
-            float p[R][N][4] = {};
-            matmul_nt(p, x, chunk_x);
-            for_each_element<R, N>([&](int i, int half, int n, int e, int, int c) {
-                float& weight = p[i][n][2 * half + e];
-                weight = fmaf(weight, scale2, -statistics(i, half, c).lse2);
-            });
-            if (OF_KEYS ? any_lse_is_huge(tile % 2, column) : row_lse_is_huge)
-                for_each_element<R, N>([&](int i, int half, int n, int e, int, int c) {
-                    float& weight = p[i][n][2 * half + e];
-                    weight = statistics(i, half, c).clamp_exponent(weight);
-                });
-            for_each_element<R, N>([&](int i, int half, int n, int e, int, int) {
-                float& weight = p[i][n][2 * half + e];
-                weight = exp2_fast(weight);
-            });
-            if (masked)
-                for_each_element<R, N>([&](int i, int half, int n, int e, int r, int c) {
-                    if (OF_KEYS ? warp_token + r > other_token + c : other_token + c > warp_token + r)
-                        p[i][n][2 * half + e] = 0.0f;
-                });
-            __syncwarp();  // the branches on single elements have diverged
-            const Bf16Fragments weights(p);
-            if constexpr (OF_KEYS) matmul_nn(dy, weights, chunk_y);
-
-            float dscore[R][N][4];
-            for_each_element<R, N>([&](int i, int half, int n, int e, int, int c) {
-                dscore[i][n][2 * half + e] = -statistics(i, half, c).delta;
-            });
-            matmul_nt(dscore, y, chunk_y);
-            for_each_element<R, N>([&](int i, int half, int n, int e, int, int) {
-                dscore[i][n][2 * half + e] *= OF_KEYS ? weights.get(i, half, n, e) : p[i][n][2 * half + e];
-            });
-            matmul_nn(dx, Bf16Fragments(dscore), chunk_x);
+            const Masked masked = masked_part<OF_KEYS>(warp_token, 16 * R, tile * COLUMNS + column, 8 * N);
+            if (masked.all) continue;
+            add_gradients<HS, OF_KEYS, N>(
+                dx, dy, x, y, other_x(tile).from(column), other_y(tile).from(column), warp_token,
+                tile * COLUMNS + column, masked.some, shape.scale * LOG2_E,
+                {column_statistics[tile % 2] + (OF_KEYS ? column : 0), row_statistics, row_lse_is_huge});
         }
-        if (tile + 1 < end) publish(tile + 1);
+        if (tile + 1 < end) fetched.publish(column_statistics[(tile + 1) % 2]);
     }
-
-    float scales[R][2], ones[R][2];
-    UNROLL
-    for (int i = 0; i < R; i++) {
-        scales[i][0] = scales[i][1] = shape.scale;
-        ones[i][0] = ones[i][1] = 1.0f;
-    }
-    const auto rows = [&](int part) { return HeadRows<bf16>::of_qkv(dqkv, shape, part); };
-    store_rows(rows(OF_KEYS ? 1 : 0), dx, scales, x.tile, warp_token, T);
-    if constexpr (OF_KEYS) store_rows(rows(2), dy, ones, y.tile, warp_token, T);
+    store_gradients<HS, OF_KEYS>(dqkv, dx, dy, x.tile, y.tile, warp_token, shape);
 }
 
 // ---- Launches
