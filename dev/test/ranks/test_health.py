@@ -1,6 +1,7 @@
 """test_health.py: what a run does about steps that are not finite, spikes, and ranks that round differently. A learning
 rate of 1e30 makes every step after the first one NaN."""
 
+import json
 import re
 
 import pytest
@@ -66,3 +67,5 @@ def test_ranks_with_other_instruction_sets_do_not_compare_their_weights(data, tm
     run(each_rank(["env", "CPU_ISA=base", *command], command), env=MPI_ENVIRONMENT)
     assert re.search("rank 1 has CPU_ISA=[a-z0-9]*, rank 0 has base: they may round differently, .*; "
                      "--check-replicas is off", str(Run(tmp_path / "run").lines("warning")))
+    # A resume on equal ranks compares again.
+    assert json.loads((tmp_path / "run/step_000008/trainer.json").read_text())["options"]["check-replicas"] == 4
