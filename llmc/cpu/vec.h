@@ -228,12 +228,13 @@ INLINE void swap_lanes(floatv& a, floatv& b, std::integer_sequence<int, L...>) {
     b = new_b;
 }
 
-// x[i][j] = x[j][i]
-template <int HALF = VL / 2>
+// x[i][j] = x[j][i]. With the largest HALF first the fp32 matmul is 2 % slower on AVX-512.
+template <int HALF = 1>
 INLINE void transpose(floatv (&x)[VL]) {
+#pragma GCC unroll 16
     for (int i = 0; i < VL; i++)
         if (!(i & HALF)) swap_lanes<HALF>(x[i], x[i + HALF], std::make_integer_sequence<int, VL>{});
-    if constexpr (HALF > 1) transpose<HALF / 2>(x);
+    if constexpr (2 * HALF < VL) transpose<2 * HALF>(x);
 }
 
 // high, low: the upper and lower 32 bits of the 64-bit products of each lane of x and the factor.
