@@ -97,7 +97,7 @@ struct Builder {
     Json root = {};
     Json* last = nullptr;          // the value that was added last
     std::vector<Json*> open = {};  // the lists and objects that have begun
-    std::string name = {};         // of the next member
+    std::string name = {};         // name of the next member
     size_t fault_at = 0;
     std::string fault = {};
 

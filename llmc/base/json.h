@@ -19,9 +19,9 @@ struct Json {
     enum Type { null, boolean, number, string, array, object };
 
     Type type = null;
-    std::string text;         // of a string: its bytes; of a number: as it is written; "true" or "false"
-    std::vector<Json> items;  // of an array
-    std::vector<std::pair<std::string, Json>> members;  // of an object, in the order of the text
+    std::string text;         // bytes of a string; a number as it is written; "true" or "false"
+    std::vector<Json> items;  // items of an array
+    std::vector<std::pair<std::string, Json>> members;  // members of an object, in the order of the text
 
     Json(std::nullptr_t = nullptr) {}
     Json(std::string value) : type(string), text(std::move(value)) {}
@@ -34,7 +34,7 @@ struct Json {
     Json(const std::vector<T>& list) : type(array), items(list.begin(), list.end()) {}
     Json(std::initializer_list<std::pair<std::string, Json>> list);
 
-    const Json* find(std::string_view key) const;  // of equal keys the last; null: there is none
+    const Json* find(std::string_view key) const;  // value of the last equal key; null: there is none
     bool contains(std::string_view key) const { return find(key); }
     const Json& operator[](std::string_view key) const;  // null if there is none
     const Json& at(std::string_view key) const;          // throws JsonError if there is none

@@ -23,7 +23,7 @@ constexpr int MR = 14;
 #elif defined(__aarch64__)
 constexpr int MR = 10;  // arm64 has 32 registers; with 12 rows gcc 12 keeps some sums in memory
 #else
-constexpr int MR = 6;  // of 16 registers
+constexpr int MR = 6;  // rows whose sums fit into 16 registers
 #endif
 constexpr int NR = 2 * VL;
 

@@ -86,7 +86,7 @@ struct Options {
     int keep = 3;            // newest checkpoints; 0: all
     int64_t keep_every = 0;  // interval of steps whose checkpoints are kept, too; 0: none
     bool keep_best = false, resume = false;
-    Dtype export_dtype = Dtype::fp32;  // of model.safetensors
+    Dtype export_dtype = Dtype::fp32;  // dtype of model.safetensors
 
     // run
     std::string config;  // file; empty: none
