@@ -170,7 +170,8 @@ static void start_device(const Options& o, const Launch& launch) {
 
 // Returns the dtype of weights and activations with --precision. Refuses fp8 on a GPU that has none.
 static Dtype compute_dtype(const Options& o) {
-    const bool is_fp32 = o.precision == Precision::automatic ? !device_bf16_is_faster() : o.precision == Precision::fp32;
+    const bool is_fp32 =
+        o.precision == Precision::automatic ? !device_bf16_is_faster() : o.precision == Precision::fp32;
     ENSURE(!is_fp32 || o.master_weights,
            "--master-weights off, but --precision auto is fp32 on this device; give --precision bf16");
     if (o.precision == Precision::fp8) device_check_fp8();
