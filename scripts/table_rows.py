@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""table_rows.py parquet|csv|tsv COLUMNS [PROGRAM...] <FILE: prints each row of a table as a JSON line. Of Parquet it has
-the values in COLUMNS: one column must be there, and of several, with line ends between them, those that are. PROGRAM
-unpacks the file.
+"""table_rows.py parquet|csv|tsv COLUMNS [PROGRAM...] <FILE: prints each row of a table as a JSON line. Of Parquet it
+has the values in COLUMNS: one column must be there, and of several, with line ends between them, those that are.
+PROGRAM unpacks the file.
 
 `train_gpt2` starts it. It reads the file in pieces, so it needs little memory. Of CSV a line of the output is a line of
 the file: blank where no record begins, and a text, which says what is wrong, for a record that cannot be used.

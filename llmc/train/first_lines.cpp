@@ -66,7 +66,11 @@ static std::string describe_rate(const Run& run, const TrainerState& state) {
     const Json saved = parse_json_object(state.options, "the options in trainer.json");
     before.steps = saved.value("steps", before.steps);
     before.lr = saved.value("lr", before.lr);
-    before.schedule = saved.value("schedule", before.schedule);
+    const std::string word = saved.value("schedule", option_text(before, "schedule"));
+    for (const Decay decay : {Decay::cosine, Decay::linear, Decay::constant, Decay::wsd}) {
+        before.schedule = decay;
+        if (option_text(before, "schedule") == word) break;
+    }
     before.warmup = saved.value("warmup", before.warmup);
     before.final_lr_fraction = saved.value("final-lr-fraction", before.final_lr_fraction);
     before.cooldown = saved.value("cooldown", Options().cooldown);

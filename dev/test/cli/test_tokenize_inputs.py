@@ -250,7 +250,7 @@ def test_an_installed_program_finds_the_reader_of_parquet(tmp_path, data):
     (tmp_path / "bin").mkdir()
     shutil.copy(PROGRAM, tmp_path / "bin")
     command = [tmp_path / "bin/train_gpt2", "tokenize", path, "--tokenizer", data, "--output", tmp_path / "out"]
-    refused(66, "scripts/table_rows.py, which reads .parquet, .csv and .tsv files, is neither in the sources nor", command)
+    refused(66, "table_rows.py, which reads .parquet, .csv and .tsv files, is neither in the sources nor", command)
     (tmp_path / "share/train_gpt2").mkdir(parents=True)
     shutil.copy(ROOT / "scripts/table_rows.py", tmp_path / "share/train_gpt2")
     run(command)
