@@ -125,12 +125,11 @@ std::vector<Operation> operations(const GPT2Config& config, int B, int T, int lo
         {"fc backward", L, backward(C, 4 * C)},
         {"attproj backward", L, backward(C, C)},
         {"qkv backward", L, backward(C, 3 * C)},
+        {"head targets", chunks, {element * C * (rows + std::min(rows, config.V))}},
         {"head forward", chunks, {element * (rows * C + wte_size + logits), 2 * rows * wte_size}},
-        {"cross_entropy_forward", 0, {element * logits}},
-        {"cross_entropy", chunks, {2 * element * logits}},
-        {"cross_entropy_shard", 0, {element * logits / 2}},
-        {"cross_entropy_combine", 0, {28.0 * rows}},
-        {"cross_entropy_shard_backward", 0, {element * logits}},
+        {"head forward, losses only", 0, {element * (rows * C + wte_size), 2 * rows * wte_size}},
+        {"sum_of_shards", 0, {12.0 * rows}},
+        {"head losses", chunks, {12.0 * rows}},
         {"head backward",
          chunks,
          {element * (2 * rows * C + wte_size + 2 * logits) + (chunks > 1 ? 8 : 4) * wte_size, 4 * rows * wte_size}},
@@ -339,42 +338,26 @@ struct StepBench {
         backward("qkv backward", qkvw, {.dinp = acts.dtmp, .dbias = model.g(qkvb), .dout = acts.dlarge, .inp = a.ln1});
     }
 
-    // The head processes its rows in equal chunks, of at most as many rows as the model has memory for logits.
+    // The head processes its rows in equal chunks, of at most as many rows as the model has memory for.
     void head() {
-        const int N = B * T, C = config.C, Vp = config.Vp();
-        const int chunks = ceil_div(N, model.logit_rows), rows = ceil_div(N, chunks);
+        const int N = B * T, chunks = ceil_div(N, model.logit_rows), rows = ceil_div(N, chunks);
         const auto& acts = model.acts;
-        const MatmulForward<floatX> of_logits = {.out = acts.logits, .inp = acts.lnf, .weight = model.matrix(wte)};
-        time("head forward", [&] { ops::matmul_forward(of_logits, rows, C, Vp, nullptr); });
-        time("cross_entropy_forward", [&] {
-            ops::cross_entropy_forward(acts.losses, acts.logits, tokens.data + 1, rows, config.V, Vp, nullptr);
-        });
-        time("cross_entropy", [&] {
-            ops::cross_entropy(acts.logits, acts.losses, tokens.data + 1, rows, config.V, Vp, 1e-3f, nullptr);
-        });
-        // One of two shards of the vocabulary, in the memory of the whole.
-        const VocabShard shard{0, Vp / 2};
-        DeviceBuffer<float> partials(int64_t(rows) * 4, "partial sums of two shards"), lse(rows, "lse");
-        fill_zero(partials.data, partials.bytes(), nullptr);
-        const int* targets = tokens.data + 1;
-        time("cross_entropy_shard",
-             [&] { ops::cross_entropy_shard(partials.data, acts.logits, targets, rows, shard, Vp / 2, nullptr); });
-        time("cross_entropy_combine",
-             [&] { ops::cross_entropy_combine(acts.losses, lse.data, partials.data, targets, 2, rows, nullptr); });
-        time("cross_entropy_shard_backward", [&] {
-            ops::cross_entropy_shard_backward(acts.logits, lse.data, targets, rows, shard, Vp / 2, 1e-3f, nullptr);
-        });
-        // The gradients of a step: those of cross entropy, after it has become the shard's and 1e-3 of anything.
-        ops::matmul_forward(of_logits, rows, C, Vp, nullptr);
-        ops::cross_entropy(acts.logits, acts.losses, targets, rows, config.V, Vp, 1.0f / float(N), nullptr);
+        const HeadInput<floatX> head = {acts.lnf, model.matrix(wte), tokens.data + 1, {0, config.V},
+                                        rows,     config.C,          config.Vp()};
+        const auto forward = [&](bool keep) {
+            ops::head_forward(acts.sums, acts.exponentials, acts.target_logits, head, keep, nullptr);
+        };
+        time("head targets", [&] { ops::head_targets(acts.target_logits, head, nullptr); });
+        time("head forward, losses only", [&] { forward(false); });
+        DeviceBuffer<float> parts(2 * int64_t(rows), "sums of two shards");
+        fill_zero(parts.data, parts.bytes(), nullptr);
+        time("sum_of_shards", [&] { ops::sum_of_shards(acts.losses, parts.data, 2, rows, nullptr); });
+        time("head forward", [&] { forward(true); });
+        time("head losses", [&] { ops::head_losses(acts.losses, acts.sums, head.targets, rows, nullptr); });
+        // With sums of 0 and a scale of 1 all factors are 1: a backend that multiplies e by them can run again.
+        fill_zero(acts.sums, rows * int64_t(sizeof(float)), nullptr);
         time("head backward", [&] {
-            ops::matmul_backward<floatX>({.dinp = acts.dtmp,
-                                          .dweight = model.g(wte),
-                                          .dout = acts.logits,
-                                          .inp = acts.lnf,
-                                          .weight = model.matrix(wte),
-                                          .accumulate = chunks > 1},
-                                         rows, C, Vp, nullptr);
+            ops::head_backward(acts.dtmp, model.g(wte), acts.exponentials, acts.sums, head, 1.0f, chunks > 1, nullptr);
         });
         time("accumulate_loss", [&] { ops::accumulate_loss(acts.loss, acts.losses, N, 1.0f / float(N), nullptr); });
     }

@@ -325,18 +325,32 @@ def forward(s, gpu):
     yield layernorm("ln1 of the next layer, lnf", calls)
 
 
-def backward_of_head(s, gpu):
-    C, Vp, rows, calls = s.C, s.Vp, s.rows, s.chunks * s.micro_steps
-    logits, weight = s.element * rows * Vp, s.element * Vp * C
+def sort_passes(s):
+    return 1 if s.V <= 256 else 2 if s.V <= 65536 else 3  # of the radix sort of tokens, 8 bits each
+
+
+def head_and_losses(s):
+    """The pass over the logits, and those over rows of C channels, are bytes that a fused kernel would not move."""
+    C, Vp, rows, calls, beside = s.C, s.Vp, s.rows, s.chunks * s.micro_steps, "head, beside its matmuls"
+    logits, weight, row = s.element * rows * Vp, s.element * Vp * C, s.element * rows * C
+    target_rows = s.element * min(rows, s.V) * C
 
     def matmul(operation, kernels, shape):
-        return Launch("head", operation, kernels, "head's matmuls", calls, s.element * rows * C + weight + logits,
-                      2 * rows * Vp * C, precision=s.dtype, shape=shape)
+        return Launch("head", operation, kernels, "head's matmuls", calls, row + weight + logits, 2 * rows * Vp * C,
+                      precision=s.dtype, shape=shape)
+
+    def other(operation, kernels, moved, launches=1):
+        return Launch("head", operation, kernels, beside, calls, moved, launches=launches, extra=moved, begins=False)
+    yield Launch("head", "head targets", "head_targets", beside, calls, row + target_rows)
     yield matmul("head forward", "matmul", (rows, Vp, C))
-    yield Launch("head", "cross_entropy", "cross_entropy", "cross entropy", calls, 2 * logits)
+    yield other("head forward", "head_exponentials", 2 * logits)
+    yield Launch("head", "head losses", "head_losses", beside, calls, 12 * rows)
     yield matmul("head backward", "input gradient", (rows, C, Vp))
+    yield other("head backward", "head_factors", 8 * rows * C + 2 * row + target_rows)  # between: in float
     yield weight_gradient(s, "head backward", "head's matmuls", calls, rows, C, Vp, s.chunks)
-    yield Launch("head", "accumulate_loss", "accumulate_loss", "cross entropy", s.micro_steps, 4 * s.N)
+    yield other("head backward", "sort, token_parts, token_join", row + 8 * C * min(rows, s.V),
+                launches=2 + 3 * sort_passes(s))
+    yield Launch("head", "accumulate_loss", "accumulate_loss", beside, s.micro_steps, 4 * s.N)
 
 
 def backward(s, gpu):
@@ -345,7 +359,7 @@ def backward(s, gpu):
     def layernorm(what, calls):
         return Launch("backward", "layernorm_backward", f"layernorm_backward ({what}), sum_rows",
                       "LayerNorm, embeddings", calls, 4 * s.element * NC, launches=2)
-    yield from backward_of_head(s, gpu)
+    yield from head_and_losses(s)
     yield layernorm("lnf", s.micro_steps)
     yield from cast(s, "backward", "fcproj backward", NC, calls, "dx", 2)
     yield from cast(s, "backward", "fcproj backward", 4 * NC, calls, "gelu", 1)
@@ -363,10 +377,9 @@ def backward(s, gpu):
     yield from cast(s, "backward", "qkv backward", NC, calls, "ln1", 1)
     yield from matmul_backward(s, "qkv", C, 3 * C, gpu, bias=True)
     yield layernorm("ln1", calls)
-    passes = 1 if s.V <= 256 else 2 if s.V <= 65536 else 3  # of the radix sort of tokens, 8 bits each
     yield Launch("backward", "embedding_backward", "position_sums, sort, token_parts, token_join",
                  "LayerNorm, embeddings", s.micro_steps, s.element * NC + 8 * C * (min(s.N, s.V) + s.T),
-                 launches=3 + 3 * passes)
+                 launches=3 + 3 * sort_passes(s))
 
 
 def newton_schulz(s, operation):

@@ -44,6 +44,13 @@ static const Operations<floatX>* matrix_operations() {
     return best_with(&Operations<floatX>::pack_weight);
 }
 
+// The matrix unit's operations, or vector code without one.
+template <class floatX>
+static const Operations<floatX>& unit_operations() {
+    const auto* unit = matrix_operations<floatX>();
+    return unit ? *unit : vector_operations<floatX>();
+}
+
 static void check_rows(const char* op, int64_t rows, int width) {
     INVARIANT(rows >= 1 && width >= 1, "%s of %lld rows of %d: there must be at least one of each", op,
               static_cast<long long>(rows), width);
@@ -136,39 +143,28 @@ void gelu_backward(Out<floatX> dinp, const floatX* inp, const floatX* dout, int6
 }
 
 template <class floatX>
-void cross_entropy_forward(float* losses, const floatX* logits, const int* targets, int N, int V, int Vp,
-                           Stream stream) {
-    check_rows("cross_entropy_forward", N, V);
-    INVARIANT(V <= Vp, "cross_entropy_forward: a vocabulary of %d in rows of %d", V, Vp);
-    vector_operations<floatX>().cross_entropy_forward(losses, logits, targets, N, V, Vp, stream);
+int64_t head_bytes(int N, int C, int Vp, bool keep) {
+    return unit_operations<floatX>().head_bytes(N, C, Vp, keep);
 }
 
 template <class floatX>
-void cross_entropy(floatX* logits, float* losses, const int* targets, int N, int V, int Vp, float scale,
-                   Stream stream) {
-    check_rows("cross_entropy", N, V);
-    INVARIANT(V <= Vp, "cross_entropy: a vocabulary of %d in rows of %d", V, Vp);
-    vector_operations<floatX>().cross_entropy(logits, losses, targets, N, V, Vp, scale, stream);
-}
-
-static void check_logits(const char* op, int N, VocabShard shard, int Vp) {
-    check_rows(op, N, Vp);
-    check_vocab_shard(op, shard);
-    INVARIANT(shard.count <= Vp, "%s: a shard of %d tokens in rows of %d", op, shard.count, Vp);
+void head_targets(float* target_logits, const HeadInput<floatX>& head, Stream stream) {
+    check_head("head_targets", head);
+    vector_operations<floatX>().head_targets(target_logits, head, stream);
 }
 
 template <class floatX>
-void cross_entropy_shard(float* partials, const floatX* logits, const int* targets, int N, VocabShard shard, int Vp,
-                         Stream stream) {
-    check_logits("cross_entropy_shard", N, shard, Vp);
-    vector_operations<floatX>().cross_entropy_shard(partials, logits, targets, N, shard, Vp, stream);
+void head_forward(float* sums, void* exponentials, const float* target_logits, const HeadInput<floatX>& head, bool keep,
+                  Stream stream) {
+    check_head("head_forward", head);
+    unit_operations<floatX>().head_forward(sums, exponentials, target_logits, head, keep, stream);
 }
 
 template <class floatX>
-void cross_entropy_shard_backward(floatX* logits, const float* lse, const int* targets, int N, VocabShard shard, int Vp,
-                                  float scale, Stream stream) {
-    check_logits("cross_entropy_shard_backward", N, shard, Vp);
-    vector_operations<floatX>().cross_entropy_shard_backward(logits, lse, targets, N, shard, Vp, scale, stream);
+void head_backward(floatX* dinp, float* dweight, void* exponentials, const float* sums, const HeadInput<floatX>& head,
+                   float scale, bool accumulate, Stream stream) {
+    check_head("head_backward", head);
+    unit_operations<floatX>().head_backward(dinp, dweight, exponentials, sums, head, scale, accumulate, stream);
 }
 
 void sum_of_squares(float* out, const float* x, int64_t count, Stream stream) {
@@ -200,8 +196,7 @@ template double measure_peak_flops<bf16>();
 
 template <class floatX>
 static int64_t matmul_scratch_bytes(int N, int IC, int OC) {
-    const auto* unit = matrix_operations<floatX>();
-    return (unit ? *unit : vector_operations<floatX>()).matmul_scratch_bytes(N, IC, OC);
+    return unit_operations<floatX>().matmul_scratch_bytes(N, IC, OC);
 }
 
 void set_attention(AttentionOptions) {}
@@ -211,7 +206,7 @@ std::string prepare_attention(int, int, int, int, bool) {
 }
 INSTANTIATE(prepare_attention);
 
-int preferred_logit_rows() { return 2048; }  // bf16 logits of GPT-2's vocabulary take 206 MB
+int preferred_logit_rows() { return 1024; }  // the exponentials of GPT-2's vocabulary then take 206 MB
 
 template <class floatX>
 int64_t scratch_bytes(int B, int T, int C, int NH, int Vp) {
@@ -265,8 +260,7 @@ void matmul_backward(const MatmulBackward<floatX>& m, int N, int IC, int OC, Str
     m.check_gradients(m.weight.in_fp8(N));
     if constexpr (sizeof(floatX) == 2)
         if (m.weight.in_fp8(N)) return fp8_matmul_backward(m, N, IC, OC, stream);
-    const auto* unit = matrix_operations<floatX>();
-    (unit ? *unit : vector_operations<floatX>()).matmul_backward(m, N, IC, OC, stream);
+    unit_operations<floatX>().matmul_backward(m, N, IC, OC, stream);
     raise_amax(m.dinp.amax, m.dinp.data, int64_t(N) * IC);
 }
 

@@ -85,8 +85,8 @@ struct Task {
 };
 
 // The matmul a b, without its result: epilogue.apply(sums, i, j, r0, r1) gets the complete sums of each 32 x 32 block,
-// at micro-panel i of a and j of b, a few rows (r0 to r1 - 1) at a time. All threads of a parallel region call it;
-// there is no barrier at its end. scratch: the calling thread's sums, TASK_SUMS floats.
+// at micro-panel i of a and j of b, an even number of rows (r0 to r1 - 1) at a time. All threads of a parallel region
+// call it; there is no barrier at its end. scratch: the calling thread's sums, TASK_SUMS floats.
 template <class Epilogue>
 void matmul(float* scratch, const PackedOperand& a, const PackedOperand& b, const Epilogue& epilogue) {
     const TaskGrid grid = task_grid(a.panels, b.panels);
@@ -101,7 +101,7 @@ void matmul(float* scratch, const PackedOperand& a, const PackedOperand& b, cons
             int i = 0, j = 0;
         } pending;  // the block whose epilogue runs beside the next microkernel, which hides the stores' latency
         for (int k = 0; k < a.depth; k += KC) {
-            const int depth = std::min(KC, a.depth - k), rows_per_step = ceil_div(PANEL, depth);
+            const int depth = std::min(KC, a.depth - k), rows_per_step = round_up(ceil_div(PANEL, depth), 2);
             const bool last = k + depth == a.depth;
             // Prefetch the next step's operands: each microkernel call takes a part of a micro-panel of a and of b.
             const Task& next_task = last ? next : task;
@@ -529,16 +529,5 @@ double measure_peak_flops() {
     }
     return flops;
 }
-
-const Variant variant{.of_float = {},
-                      .of_bf16 = {.matmul_scratch_bytes = matmul_scratch_bytes,
-                                  .scratch_bytes = scratch_bytes,
-                                  .measure_peak_flops = measure_peak_flops,
-                                  .packed_bytes = packed_bytes,
-                                  .pack_weight = pack_weight,
-                                  .matmul_forward = matmul_forward,
-                                  .matmul_backward = matmul_backward,
-                                  .attention_forward = attention_forward,
-                                  .attention_backward = attention_backward}};
 
 }  // namespace cpu::VARIANT

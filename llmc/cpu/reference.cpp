@@ -4,7 +4,6 @@
 // implementation, such as those on gradients, are in small_ops.cpp and in dispatch.cpp.
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <type_traits>
 #include <vector>
 
@@ -299,78 +298,78 @@ void gelu_backward(Out<floatX> dinp, const floatX* inp, const floatX* dout, int6
     for (int64_t i = 0; i < count; i++) dinp.data[i] = floatX(float(dout[i]) * gelu_derivative(float(inp[i])));
 }
 
-// ---- Cross entropy: loss = lse - logits[target] with lse = log(sum over v of exp(logits[v])), and
-// dlogits[v] = (exp(logits[v] - lse) - (v == target)) * scale
-
-// Statistics of a row of logits (V): row_max is the largest one, row_sum the sum of exp(logit - row_max), which cannot
-// overflow. A NaN logit makes row_sum NaN. row_max starts at the lowest float, because -infinity minus it is -infinity:
-// where all logits of a shard are -infinity, row_sum is 0.
-struct RowStats {
-    float row_max = std::numeric_limits<float>::lowest(), row_sum = 0.0f;
-
-    float loss(float target_logit) const { return std::log(row_sum) + (row_max - target_logit); }
-    float lse() const { return std::log(row_sum) + row_max; }
-};
+// ---- The head: e = exp(logit - target's logit), S = the sum of e, loss = log(1 + S)
 
 template <class floatX>
-static RowStats row_stats(const floatX* logits, int V) {
-    RowStats s;
-    for (int v = 0; v < V; v++)  // not std::fmax, which crashes gcc 12 for arm64 in a loop over bf16
-        s.row_max = float(logits[v]) > s.row_max ? float(logits[v]) : s.row_max;
-    for (int v = 0; v < V; v++) s.row_sum += std::exp(float(logits[v]) - s.row_max);
-    return s;
+static float dot(const floatX* a, const floatX* b, int C) {
+    float sum = 0.0f;
+    for (int c = 0; c < C; c++) sum += float(a[c]) * float(b[c]);
+    return sum;
 }
 
 template <class floatX>
-void cross_entropy_forward(float* losses, const floatX* logits, const int* targets, int N, int V, int Vp, Stream) {
+static const floatX* row_of(const floatX* matrix, int64_t row, int columns) {
+    return matrix + row * columns;
+}
+
+template <class floatX>
+int64_t head_bytes(int N, int, int Vp, bool keep) {
+    return keep ? int64_t(N) * Vp * int64_t(sizeof(floatX)) : 0;
+}
+
+template <class floatX>
+void head_targets(float* target_logits, const HeadInput<floatX>& head, Stream) {
 #pragma omp parallel for
-    for (int n = 0; n < N; n++) {
-        const floatX* row = logits + int64_t(n) * Vp;
-        losses[n] = targets[n] < 0 ? 0.0f : row_stats(row, V).loss(float(row[targets[n]]));
+    for (int n = 0; n < head.N; n++) {
+        const int column = head.shard.row(head.targets[n]);
+        target_logits[n] =
+            column < 0 ? 0.0f : dot(row_of(head.inp, n, head.C), row_of(head.weight.rows, column, head.C), head.C);
     }
 }
 
 template <class floatX>
-void cross_entropy(floatX* logits, float* losses, const int* targets, int N, int V, int Vp, float scale, Stream) {
+void head_forward(float* sums, void* exponentials, const float* target_logits, const HeadInput<floatX>& head, bool keep,
+                  Stream) {
 #pragma omp parallel for
-    for (int n = 0; n < N; n++) {
-        floatX* row = logits + int64_t(n) * Vp;
-        const bool ignored = targets[n] < 0;
-        const RowStats s = ignored ? RowStats{} : row_stats(row, V);
-        losses[n] = ignored ? 0.0f : s.loss(float(row[targets[n]]));
-        for (int v = 0; v < Vp; v++) {
-            const float indicator = v == targets[n] ? 1.0f : 0.0f;
-            row[v] = floatX(ignored || v >= V ? 0.0f
-                                              : (std::exp(float(row[v]) - s.row_max) / s.row_sum - indicator) * scale);
+    for (int n = 0; n < head.N; n++) {
+        floatX* e = keep ? static_cast<floatX*>(exponentials) + int64_t(n) * head.Vp : nullptr;
+        sums[n] = 0.0f;
+        for (int v = 0; v < head.Vp; v++) {
+            float x = 0.0f;
+            if (v < head.shard.count && v != head.shard.row(head.targets[n])) {
+                const float logit = dot(row_of(head.inp, n, head.C), row_of(head.weight.rows, v, head.C), head.C);
+                x = logit - target_logits[n];
+                x = std::exp(x > HEAD_LIMIT ? HEAD_LIMIT : x);  // NaN stays NaN
+            }
+            sums[n] += x;
+            if (keep) e[v] = floatX(x);
         }
     }
 }
 
 template <class floatX>
-void cross_entropy_shard(float* partials, const floatX* logits, const int* targets, int N, VocabShard shard, int Vp,
-                         Stream) {
+void head_backward(floatX* dinp, float* dweight, void* exponentials, const float* sums, const HeadInput<floatX>& head,
+                   float scale, bool accumulate, Stream) {
+    // The gradient of a logit: f e, or -f S at the target.
+    const auto gradient = [&](int n, int v) {
+        if (head.targets[n] < 0) return 0.0f;
+        const float f = scale / (1.0f + sums[n]);
+        if (v == head.shard.row(head.targets[n])) return -f * sums[n];
+        return f * float(static_cast<const floatX*>(exponentials)[int64_t(n) * head.Vp + v]);
+    };
 #pragma omp parallel for
-    for (int n = 0; n < N; n++) {
-        const floatX* row = logits + int64_t(n) * Vp;
-        const int column = shard.row(targets[n]);
-        float* partial = partials + int64_t(n) * 2;
-        partial[0] = targets[n] < 0 ? -INFINITY : row_stats(row, shard.count).lse();
-        partial[1] = column < 0 ? -INFINITY : float(row[column]);
+    for (int n = 0; n < head.N; n++) {
+        std::vector<float> sum(size_t(head.C), 0.0f);
+        for (int v = 0; v < head.Vp; v++)
+            for (int c = 0; c < head.C; c++) sum[c] += gradient(n, v) * float(row_of(head.weight.rows, v, head.C)[c]);
+        for (int c = 0; c < head.C; c++) dinp[int64_t(n) * head.C + c] = floatX(sum[c]);
     }
-}
-
-template <class floatX>
-void cross_entropy_shard_backward(floatX* logits, const float* lse, const int* targets, int N, VocabShard shard, int Vp,
-                                  float scale, Stream) {
 #pragma omp parallel for
-    for (int n = 0; n < N; n++) {
-        floatX* row = logits + int64_t(n) * Vp;
-        const int column = shard.row(targets[n]);
-        for (int v = 0; v < Vp; v++) {
-            const float indicator = v == column ? 1.0f : 0.0f;
-            row[v] = floatX(
-                targets[n] < 0 || v >= shard.count ? 0.0f : (std::exp(float(row[v]) - lse[n]) - indicator) * scale);
-        }
+    for (int v = 0; v < head.Vp; v++) {
+        float* row = dweight + int64_t(v) * head.C;
+        for (int c = 0; c < head.C; c++) row[c] = accumulate ? row[c] : 0.0f;
+        for (int n = 0; n < head.N; n++)
+            for (int c = 0; c < head.C; c++) row[c] += gradient(n, v) * float(head.inp[int64_t(n) * head.C + c]);
     }
 }
 

@@ -8,22 +8,18 @@
 #include "base/random.h"
 #include "ops/ops.h"
 
-// The target's logit is the largest of the shards' second numbers: all but one of them are -infinity.
-void cpu::cross_entropy_combine(float* losses, float* lse, const float* partials, const int* targets, int shards, int N,
-                                Stream) {
-    INVARIANT(shards >= 1 && N >= 1,
-              "cross_entropy_combine of %d shards of %d rows: there must be at least one of each", shards, N);
+void cpu::head_losses(float* losses, const float* sums, const int* targets, int N, Stream) {
+#pragma omp parallel for
+    for (int n = 0; n < N; n++) losses[n] = targets[n] < 0 ? 0.0f : std::log1p(sums[n]);
+}
+
+void cpu::sum_of_shards(float* out, const float* parts, int shards, int N, Stream) {
+    INVARIANT(shards >= 1 && N >= 1, "sum_of_shards of %d shards of %d rows: there must be at least one of each",
+              shards, N);
 #pragma omp parallel for
     for (int n = 0; n < N; n++) {
-        float row_max = std::numeric_limits<float>::lowest(), row_sum = 0.0f, target_logit = -INFINITY;
-        for (int i = 0; i < shards; i++) {
-            const float* partial = partials + (int64_t(i) * N + n) * 2;
-            row_max = std::max(row_max, partial[0]);
-            target_logit = std::max(target_logit, partial[1]);
-        }
-        for (int i = 0; i < shards; i++) row_sum += std::exp(partials[(int64_t(i) * N + n) * 2] - row_max);
-        lse[n] = std::log(row_sum) + row_max;
-        losses[n] = targets[n] < 0 ? 0.0f : lse[n] - target_logit;
+        out[n] = 0.0f;
+        for (int i = 0; i < shards; i++) out[n] += parts[int64_t(i) * N + n];
     }
 }
 

@@ -1,7 +1,8 @@
 // variants.h: the variants of the CPU operations. A variant is a source that is compiled for an instruction set, into a
 // namespace of the same name, and exports a table of its operations: base.cpp, avx2.cpp and avx512.cpp have all of them
-// (vector_*.h), avx512bf16.cpp and amx.cpp the bf16 matmul and attention (matrix_*.h). cpu::<op> calls the variant of
-// the best set up to isa() that has it (dispatch.cpp). Tests compare all variants with cpu::reference (reference.cpp).
+// (vector_*.h), avx512bf16.cpp and amx.cpp the bf16 matmul, attention and head (matrix_*.h). cpu::<op> calls the
+// variant of the best set up to isa() that has it (dispatch.cpp). Tests compare all variants with cpu::reference
+// (reference.cpp).
 //
 // Variants read neither amax nor an FP8 weight, which are up to cpu::<op> (fp8_matmul.cpp). Their sources must not emit
 // inline functions of others: of several copies the linker keeps one, perhaps one with instructions that the CPU lacks.
@@ -17,8 +18,8 @@ namespace cpu {
 #define EACH_OPERATION(OP)                                                                                \
     OP(embedding_forward) OP(embedding_backward) OP(layernorm_forward) OP(layernorm_backward)             \
     OP(matmul_forward) OP(matmul_backward) OP(add_residual) OP(attention_forward) OP(attention_backward)  \
-    OP(attention_decode) OP(gelu_forward) OP(gelu_backward) OP(cross_entropy_forward) OP(cross_entropy)   \
-    OP(cross_entropy_shard) OP(cross_entropy_shard_backward) OP(adamw)
+    OP(attention_decode) OP(gelu_forward) OP(gelu_backward) OP(head_bytes) OP(head_targets)               \
+    OP(head_forward) OP(head_backward) OP(adamw)
 // clang-format on
 
 // The operations of a variant for one element type; null: the variant lacks it.

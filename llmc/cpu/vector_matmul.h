@@ -24,22 +24,23 @@ namespace cpu::VARIANT {
 namespace {
 
 constexpr int MAX_TASK_PANELS = 24, MIN_TASK_PANELS = 6;  // micro-panels of a: 512 KiB, and enough to pay for packed b
-constexpr int B_BLOCK_PANELS = 8;                         // micro-panels of b in a block: 384 KiB
+constexpr int BLOCK_COLUMNS = 8 * NR;                     // of b, which are computed one after another: 384 KiB
 constexpr int PACK_PANELS = 2;                            // micro-panels of b that one task packs
 constexpr int MAX_ROWS = 2048;                            // rows of a result block, whose sums are in scratch
 constexpr int NC = 3072;                                  // columns of a result block
-constexpr int GEMV_COLUMNS = 64;                          // results per task where N = 1
+static_assert(NC % BLOCK_COLUMNS == 0);
+constexpr int GEMV_COLUMNS = 64;  // results per task where N = 1
 
 // How a result block (M, N) is cut into tasks: row_tasks ranges of rows, times ranges of `columns` columns. A range of
-// rows is whole micro-panels of a, and a range of columns is whole micro-panels of b.
+// rows is whole micro-panels of a, and a range of columns begins at a multiple of unit.
 struct BlockTasks {
     int M, panels, row_tasks, columns, tasks;  // panels: number of micro-panels of a; tasks: number of tasks
-    BlockTasks(int M, int N) : M(M), panels(ceil_div(M, MR)) {
+    BlockTasks(int M, int N, int unit) : M(M), panels(ceil_div(M, MR)) {
         const int threads = omp_get_max_threads();
         row_tasks = round_up(ceil_div(panels, MAX_TASK_PANELS), threads);
         row_tasks = std::max(1, std::min(row_tasks, panels / MIN_TASK_PANELS));
         const int column_tasks = row_tasks % threads == 0 ? 1 : ceil_div(2 * threads, row_tasks);
-        columns = round_up(ceil_div(N, column_tasks), NR);
+        columns = round_up(ceil_div(N, column_tasks), unit);
         tasks = row_tasks * ceil_div(N, columns);
     }
     // The first row of a range; it ends where the next one begins. If the micro-panels cannot be divided evenly, the
@@ -91,7 +92,7 @@ struct Block {
 
 // c (M, N) = a (M, K) b (K, N), or += if accumulate. c may be null: the sums are then kept in scratch.
 // epilogue(row, column, columns, sums) is called when the sums of `columns` elements of a row are complete; every
-// element of the result is in one such call.
+// element of the result is in one such call. With unit = BLOCK_COLUMNS each call's columns begin at a multiple of it.
 template <class floatX, class Epilogue>
 struct Matmul {
     float* c;
@@ -99,6 +100,7 @@ struct Matmul {
     int M, N, K;
     bool accumulate;
     Epilogue epilogue;
+    int unit;
     int height = block_rows(M, c != nullptr), column_blocks = ceil_div(N, NC), k_blocks = ceil_div(K, KC);
     ScratchLayout layout{M, N, c != nullptr};
     float* packed_b = static_cast<float*>(scratch(layout.bytes()));
@@ -119,7 +121,7 @@ struct Matmul {
 #pragma omp parallel
         for (int i = 0; i <= blocks; i++) {
             const Block current = block(std::max(i - 1, 0)), next = block(std::min(i, blocks - 1));
-            const BlockTasks grid(current.rows, current.columns);
+            const BlockTasks grid(current.rows, current.columns, unit);
             const int tasks = i > 0 ? grid.tasks : 0, packs = i < blocks ? ceil_div(next.columns, PACK_COLUMNS) : 0;
 #pragma omp for schedule(dynamic, 1)
             for (int task = 0; task < tasks + packs; task++)
@@ -138,7 +140,6 @@ struct Matmul {
     }
 
     void compute_task(const Block& block, const BlockTasks& grid, int task, const float* block_b) const {
-        constexpr int step = B_BLOCK_PANELS * NR;
         const int range = task % grid.row_tasks, first = grid.first_row(range);
         const int rows = grid.first_row(range + 1) - first;
         const int begin = task / grid.row_tasks * grid.columns, end = std::min(begin + grid.columns, block.columns);
@@ -146,8 +147,8 @@ struct Matmul {
         float* own_a = packed_a + layout.packed_a * omp_get_thread_num();
         float* sums = c ? c + int64_t(row) * N + block.column : scratch_sums + int64_t(first) * ld;
         pack<MR>(own_a, a.at(row, block.k), rows, block.depth);
-        for (int j = begin; j < end; j += step) {
-            const int columns = std::min(step, end - j);
+        for (int j = begin; j < end; j += BLOCK_COLUMNS) {
+            const int columns = std::min(BLOCK_COLUMNS, end - j);
             macrokernel(sums + j, ld, own_a, block_b + int64_t(j) * block.depth, rows, columns, block.depth,
                         accumulate || block.k > 0);
             if (block.k + block.depth == K)
@@ -158,8 +159,8 @@ struct Matmul {
 
 template <class floatX, class Epilogue>
 void blocked_matmul(float* c, const Operand<floatX>& a, const Operand<floatX>& b, int M, int N, int K, bool accumulate,
-                    const Epilogue& epilogue) {
-    Matmul<floatX, Epilogue>{c, a, b, M, N, K, accumulate, epilogue}.run();
+                    const Epilogue& epilogue, int unit = NR) {
+    Matmul<floatX, Epilogue>{c, a, b, M, N, K, accumulate, epilogue, unit}.run();
 }
 
 // matmul_forward for N = 1: inp (IC), weight (OC, IC), out (OC). It is bound by reading the weight once.

@@ -1,10 +1,11 @@
 // vector_ops.h: the operations in vector registers (vec.h), compiled for the instruction set of the including file
-// (base.cpp, avx2.cpp, avx512.cpp), into its namespace VARIANT. The matmul and attention are in vector_matmul.h and
-// vector_attention.h, the table of all is at the end. reference.cpp says what they compute; ops.inc has the shapes.
+// (base.cpp, avx2.cpp, avx512.cpp), into its namespace VARIANT. The matmul, attention and the head are in
+// vector_matmul.h, vector_attention.h and vector_head.h, the table of all is at the end. reference.cpp says what they
+// compute; ops.inc has the shapes.
 //
-// The operations are bound by memory, except for the exponentials of the cross entropy, and read each array once. Work
-// is split into chunks that depend on the sizes only, and each chunk is summed in a fixed order: the bits do not depend
-// on the number of threads. The schedule is dynamic, so that a thread which loses its core does not hold up the others.
+// The operations are bound by memory, and read each array once. Work is split into chunks that depend on the sizes
+// only, and each chunk is summed in a fixed order: the bits do not depend on the number of threads. The schedule is
+// dynamic, so that a thread which loses its core does not hold up the others.
 #pragma once
 #include <math.h>  // C functions: std::log(float) is an inline function with external linkage (vec.h)
 #include <omp.h>
@@ -13,7 +14,7 @@
 #include "cpu/variants.h"
 #include "cpu/vec.h"
 #include "cpu/vector_attention.h"
-#include "cpu/vector_matmul.h"
+#include "cpu/vector_head.h"
 
 namespace cpu::VARIANT {
 
@@ -195,125 +196,19 @@ void gelu_backward(Out<floatX> dinp, const floatX* inp, const floatX* dout, int6
     });
 }
 
-// ---- softmax and cross entropy
-
-// Logits are read in blocks: while the exponentials of one block are computed, the next one is read from memory.
-constexpr int LOGIT_BLOCK = 2048;
-
-// The softmax of the logits so far. row_max: their maximum; it starts at the lowest float, so that -infinity - row_max
-// is -infinity and not NaN. row_sum: the lanes of the sum of exp(logit - row_max).
-struct OnlineSoftmax {
-    float row_max = -0x1.fffffep127f;
-    floatv row_sum = {};
-};
-
-// Adds logits begin to end - 1 to s, and calls store_exp(v, exp(logits[v] - s.row_max), width) for them.
-template <class floatX, class StoreExp>
-static inline void add_block(OnlineSoftmax& s, const floatX* logits, int64_t begin, int64_t end, StoreExp store_exp) {
-    floatv block_max = broadcast(s.row_max);
-    for_vectors(end - begin, [&](int64_t v, auto width) {
-        block_max = max(mask_lanes(load(logits + begin + v, width), s.row_max, width), block_max);
-    });
-    const float new_max = reduce_max(block_max);
-    s.row_sum *= exp(broadcast(s.row_max - new_max));
-    s.row_max = new_max;
-    floatv total = {};
-    for_vectors(end - begin, [&](int64_t v, auto width) {
-        const floatv e = mask_lanes(exp(load(logits + begin + v, width) - new_max), 0.0f, width);
-        store_exp(begin + v, e, width);
-        total += e;
-    });
-    s.row_sum += total;
-}
-
-// The softmax of a row of V logits.
-template <class floatX>
-static inline OnlineSoftmax row_softmax(const floatX* row, int V) {
-    OnlineSoftmax s;
-    for (int64_t v = 0; v < V; v += LOGIT_BLOCK)
-        add_block(s, row, v, v + LOGIT_BLOCK < V ? v + LOGIT_BLOCK : V, [](int64_t, floatv, auto) {});
-    return s;
-}
+// ---- The head
 
 template <class floatX>
-void cross_entropy_forward(float* losses, const floatX* logits, const int* targets, int N, int V, int Vp, Stream) {
-    for_chunks(N, 1, [=](int64_t n, int64_t) {
-        losses[n] = 0.0f;
-        if (targets[n] < 0) return;
-        const floatX* row = logits + n * Vp;
-        const OnlineSoftmax s = row_softmax(row, V);
-        losses[n] = logf(reduce_sum(s.row_sum)) + (s.row_max - float(row[targets[n]]));
-    });
-}
-
-template <class floatX>
-void cross_entropy_shard(float* partials, const floatX* logits, const int* targets, int N, VocabShard shard, int Vp,
-                         Stream) {
-    for_chunks(N, 1, [=](int64_t n, int64_t) {
-        const floatX* row = logits + n * Vp;
-        const int column = shard.row(targets[n]);
-        partials[2 * n] = partials[2 * n + 1] = -__builtin_inff();
-        if (targets[n] < 0) return;
-        const OnlineSoftmax s = row_softmax(row, shard.count);
-        partials[2 * n] = logf(reduce_sum(s.row_sum)) + s.row_max;
-        if (column >= 0) partials[2 * n + 1] = float(row[column]);
-    });
-}
-
-template <class floatX>
-void cross_entropy_shard_backward(floatX* logits, const float* lse, const int* targets, int N, VocabShard shard, int Vp,
-                                  float scale, Stream) {
-    for_chunks(N, 1, [=](int64_t n, int64_t) {
-        floatX* row = logits + n * Vp;
-        const int column = shard.row(targets[n]), columns = targets[n] < 0 ? 0 : shard.count;
-        const float target_logit = column < 0 ? 0.0f : float(row[column]);
-        for_vectors(columns,
-                    [&](int64_t v, auto width) { store(row + v, exp(load(row + v, width) - lse[n]) * scale, width); });
-        if (column >= 0) row[column] = floatX((exp(broadcast(target_logit - lse[n]))[0] - 1.0f) * scale);
-        __builtin_memset(row + columns, 0, (Vp - columns) * sizeof(floatX));
-    });
-}
-
-// Scratch of one thread: a row's exponentials, and for each block the row_max that was subtracted from its logits.
-static int64_t exponentials_bytes(int V) { return round_up(V + ceil_div(V, LOGIT_BLOCK), 16) * int64_t(sizeof(float)); }
-
-// row (Vp): logits in, gradients out; returns the loss. The exponentials take most of the time: each is computed once
-// and stays in the second-level cache as a float.
-template <class floatX>
-static inline float cross_entropy_row(floatX* row, float* exponentials, int target, int V, int Vp, float scale) {
-    float* block_max = exponentials + V;
-    OnlineSoftmax s;
-    for (int64_t v = 0; v < V; v += LOGIT_BLOCK) {
-        add_block(s, row, v, v + LOGIT_BLOCK < V ? v + LOGIT_BLOCK : V,
-                  [&](int64_t i, floatv e, auto width) { store(exponentials + i, e, width); });
-        block_max[v / LOGIT_BLOCK] = s.row_max;
-    }
-    const float row_sum = reduce_sum(s.row_sum), loss = logf(row_sum) + (s.row_max - float(row[target]));
-    for (int64_t v = 0; v < V; v += LOGIT_BLOCK) {
-        const floatv factor = exp(broadcast(block_max[v / LOGIT_BLOCK] - s.row_max)) * (scale / row_sum);
-        for_vectors(v + LOGIT_BLOCK < V ? LOGIT_BLOCK : V - v, [&](int64_t i, auto width) {
-            store(row + v + i, load(exponentials + v + i, width) * factor, width);
-        });
-    }
-    const floatv probability =
-        exp(broadcast(block_max[target / LOGIT_BLOCK] - s.row_max)) * (exponentials[target] / row_sum);
-    row[target] = floatX((probability[0] - 1.0f) * scale);
-    __builtin_memset(row + V, 0, (Vp - V) * sizeof(floatX));
-    return loss;
-}
-
-template <class floatX>
-void cross_entropy(floatX* logits, float* losses, const int* targets, int N, int V, int Vp, float scale, Stream) {
-    const int64_t bytes = exponentials_bytes(V);
-    char* scratch = static_cast<char*>(cpu::scratch(bytes * omp_get_max_threads()));
-    for_chunks(N, 1, [=](int64_t n, int64_t) {
-        floatX* row = logits + n * Vp;
-        float* exponentials = reinterpret_cast<float*>(scratch + bytes * omp_get_thread_num());
-        losses[n] = 0.0f;
-        if (targets[n] < 0)
-            __builtin_memset(row, 0, Vp * sizeof(floatX));
-        else
-            losses[n] = cross_entropy_row(row, exponentials, targets[n], V, Vp, scale);
+void head_targets(float* target_logits, const HeadInput<floatX>& head, Stream) {
+    for_chunks(head.N, 1, [=](int64_t n, int64_t) {
+        const int column = head.shard.row(head.targets[n]);
+        floatv sum = {};
+        if (column >= 0)
+            for_vectors(head.C, [&](int64_t c, auto width) {
+                sum += load(head.inp + n * head.C + c, width) *
+                       load(head.weight.rows + int64_t(column) * head.C + c, width);
+            });
+        target_logits[n] = reduce_sum(sum);
     });
 }
 
@@ -431,10 +326,9 @@ void adamw(floatX* weight, float* master, float* m, float* v, const float* grad,
 template <class floatX>
 int64_t scratch_bytes(int B, int T, int C, int NH, int Vp) {
     const int threads = omp_get_max_threads();
-    int64_t most = layernorm_scratch_bytes(B * T, C);
-    for (const int64_t bytes : {exponentials_bytes(Vp), attention_scratch_bytes(T, C / NH)})
-        if (bytes * threads > most) most = bytes * threads;
-    return most;
+    const int64_t layernorm = layernorm_scratch_bytes(B * T, C);
+    const int64_t attention = attention_scratch_bytes(T, C / NH) * threads;
+    return std::max(std::max(layernorm, attention), head_scratch_bytes<floatX>(B * T, C, Vp));
 }
 
 #define ENTRY(op) .op = op<floatX>,

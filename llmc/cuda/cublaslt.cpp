@@ -161,7 +161,7 @@ struct Types {
 
 Types types_of(const Shape& shape) {
     const cudaDataType_t type = shape.operands == Operands::fp32 ? CUDA_R_32F : CUDA_R_16BF;
-    const cudaDataType_t out = shape.kind == Kind::weight_gradient ? CUDA_R_32F : type;
+    const cudaDataType_t out = shape.kind == Kind::weight_gradient || shape.to_float ? CUDA_R_32F : type;
     if (shape.operands != Operands::fp8) return {type, type, out};
     return {CUDA_R_8F_E4M3, shape.kind == Kind::forward ? CUDA_R_8F_E4M3 : CUDA_R_8F_E5M2, out};
 }
@@ -176,7 +176,7 @@ void set_batch(cublasLtMatrixLayoutOpaque_t& layout, int32_t count, int64_t dist
 // A plan with its descriptors, but without an algorithm.
 template <class floatX>
 Plan describe(const Call<floatX>& call, const Route& route) {
-    const auto& [kind, epilogue, operands, m, n, k, adds_residual, alignment, batch] = call.shape;
+    const auto& [kind, epilogue, operands, m, n, k, adds_residual, alignment, batch, to_float] = call.shape;
     const bool fp8 = operands == Operands::fp8;
     const bool transa = fp8 || kind == Kind::forward, transb = !fp8 && kind == Kind::weight_gradient;
     const Types types = types_of(call.shape);
@@ -401,10 +401,10 @@ bool is_split(const Plan& plan) {
 // ---- Choice by time
 
 std::string choice_key(const Shape& s) {
-    return format("%s; %s; %s %s m %d n %d k %d%s%s%s, aligned to %d", device_info().name.c_str(),
+    return format("%s; %s; %s %s m %d n %d k %d%s%s%s%s, aligned to %d", device_info().name.c_str(),
                   device_libraries().c_str(), kind_names[int(s.kind)], operand_names[int(s.operands)], s.m, s.n, s.k,
                   epilogue_names[int(s.epilogue)], s.adds_residual ? "+residual" : "", s.batch > 0 ? ", a batch" : "",
-                  s.alignment);
+                  s.to_float ? " to float" : "", s.alignment);
 }
 
 // The chosen plan, if there is a choice and this library still accepts it.

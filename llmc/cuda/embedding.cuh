@@ -1,4 +1,4 @@
-// embedding.cuh: token and position embeddings.
+// embedding.cuh: token and position embeddings, and the sums of rows by token, which the head's backward uses, too.
 //
 // Forward: a warp owns a row. It moves 2*N*C*sizeof(floatX) bytes; the T*C position embeddings come from the L2 cache.
 //
@@ -183,9 +183,9 @@ struct TokenSum {
     static constexpr int size = Vec<floatX>::size;
     float sum[size] = {};
 
-    __device__ void add(const Vec<floatX>& x) {
+    __device__ void add(const Vec<floatX>& x, float factor = 1.0f) {
         UNROLL
-        for (int k = 0; k < size; k++) sum[k] += float(x[k]);
+        for (int k = 0; k < size; k++) sum[k] += factor * float(x[k]);
     }
     __device__ void add(const float* x) {
         UNROLL
@@ -200,14 +200,14 @@ struct TokenSum {
     }
 };
 
-// First stage: dwte[token] += the rows of dout (N, C) of each token that lies within one chunk; partial sums of other
-// tokens go to parts. Rows with the key `outside`, which are the last in sorted order, are not read. Grid:
-// (ceil(chunks / 8), ceil(C / 32 vectors)) blocks of 8 warps; a warp owns a chunk, and a lane one vector of 16 bytes of
-// all its rows.
+// First stage: dwte[token] += the rows of dout (N, C), times their factors (N), of each token that lies within one
+// chunk; partial sums of other tokens go to parts. factors may be null: all 1. Rows with the key `outside`, which are
+// the last in sorted order, are not read. Grid: (ceil(chunks / 8), ceil(C / 32 vectors)) blocks of 8 warps; a warp owns
+// a chunk, and a lane one vector of 16 bytes of all its rows.
 template <class floatX>
 __global__ void __launch_bounds__(EMBEDDING_WARPS* WARP_SIZE)
-    token_parts_kernel(float* dwte, TokenParts parts, const floatX* dout, const TokenRow* sorted, int outside, int N,
-                       int C) {
+    token_parts_kernel(float* dwte, TokenParts parts, const floatX* dout, const float* factors, const TokenRow* sorted,
+                       int outside, int N, int C) {
     constexpr int loads_in_flight = 4;  // loads in flight per thread
     const int lane = threadIdx.x % WARP_SIZE, chunk = int(blockIdx.x * EMBEDDING_WARPS + threadIdx.x / WARP_SIZE);
     const int begin = chunk * WARP_SIZE, c = (int(blockIdx.y) * WARP_SIZE + lane) * Vec<floatX>::size;
@@ -215,6 +215,7 @@ __global__ void __launch_bounds__(EMBEDDING_WARPS* WARP_SIZE)
     const TokenRow own_row = begin + lane < N ? sorted[begin + lane] : TokenRow{outside, 0};
     const int count = __popc(__ballot_sync(FULL_MASK, own_row.token != outside));
     if (count == 0) return;
+    const float own_factor = factors && lane < count ? factors[own_row.n] : 1.0f;
     const int token_before = begin > 0 ? sorted[begin - 1].token : -1;
     const int token_after = begin + count < N ? sorted[begin + count].token : -1;
     const int neighbour = __shfl_up_sync(FULL_MASK, own_row.token, 1);
@@ -243,7 +244,7 @@ __global__ void __launch_bounds__(EMBEDDING_WARPS* WARP_SIZE)
                 flush(i + j - 1);
                 sum = {};
             }
-            sum.add(x[j]);
+            sum.add(x[j], __shfl_sync(FULL_MASK, own_factor, i + j));
         }
     }
     flush(count - 1);
@@ -322,6 +323,23 @@ inline int64_t embedding_scratch_bytes(int N, int C) { return EmbeddingScratch(n
 
 }  // namespace gpu
 
+// dwte[tokens[n]] += factors[n] * dout[n] for each token of the shard. dout, factors: as token_parts_kernel.
+template <class floatX>
+void add_by_token(float* dwte, const floatX* dout, const float* factors, const int* tokens, int N, int C,
+                  VocabShard shard, const EmbeddingScratch& scratch, Stream stream) {
+    constexpr int threads = EMBEDDING_WARPS * WARP_SIZE;
+    const dim3 grid(unsigned(ceil_div(token_chunks(N), EMBEDDING_WARPS)),
+                    unsigned(ceil_div(C, WARP_SIZE * Vec<floatX>::size)));
+    const TokenRow* sorted = sort_by_token(scratch.a, scratch.b, scratch.counts, tokens, N, shard, stream);
+    simt::launch(token_parts_kernel<floatX>, grid, threads, 0, stream, dwte, scratch.parts, dout, factors, sorted,
+                 shard.count, N, C);
+    simt::launch(token_join_kernel<floatX>, grid, threads, 0, stream, dwte, scratch.parts, sorted, shard.count, N, C);
+}
+
+inline void check_sort_keys(const char* op, VocabShard shard) {
+    ENSURE(shard.count <= SORT_MAX_KEY, "%s: a vocabulary of %d tokens; at most %d", op, shard.count, SORT_MAX_KEY);
+}
+
 template <class floatX>
 void check_embedding_sizes(const char* op, int B, int T, int C) {
     const int64_t N = int64_t(B) * T;
@@ -345,17 +363,11 @@ void gpu::embedding_backward(float* dwte, float* dwpe, const floatX* dout, const
                              VocabShard shard, Stream stream) {
     check_embedding_sizes<floatX>("embedding_backward", B, T, C);
     check_vocab_shard("embedding_backward", shard);
-    ENSURE(shard.count <= SORT_MAX_KEY, "embedding_backward: a vocabulary of %d tokens; at most %d", shard.count,
-           SORT_MAX_KEY);
+    check_sort_keys("embedding_backward", shard);
     constexpr int threads = EMBEDDING_WARPS * WARP_SIZE;
     const int N = B * T;
     const EmbeddingScratch scratch(device_scratch(embedding_scratch_bytes(N, C)), N, C);
-    const dim3 grid(unsigned(ceil_div(token_chunks(N), EMBEDDING_WARPS)),
-                    unsigned(ceil_div(C, WARP_SIZE * Vec<floatX>::size)));
     simt::launch(position_sums_kernel<floatX>, blocks_for(int64_t(T) * C, threads * Vec<floatX>::size), threads, 0,
                  stream, dwpe, dout, B, T, C);
-    const TokenRow* sorted = sort_by_token(scratch.a, scratch.b, scratch.counts, tokens, N, shard, stream);
-    simt::launch(token_parts_kernel<floatX>, grid, threads, 0, stream, dwte, scratch.parts, dout, sorted, shard.count,
-                 N, C);
-    simt::launch(token_join_kernel<floatX>, grid, threads, 0, stream, dwte, scratch.parts, sorted, shard.count, N, C);
+    add_by_token<floatX>(dwte, dout, nullptr, tokens, N, C, shard, scratch, stream);
 }

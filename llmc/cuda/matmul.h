@@ -31,8 +31,9 @@ struct MatmulShape {
     Operands operands;
     int m, n, k;
     bool adds_residual = false;
-    int alignment = 0;  // common to all operands, in bytes
-    int batch = 0;      // matmuls whose operands lie one after another; 0: a single one, which has plans of its own
+    int alignment = 0;      // common to all operands, in bytes
+    int batch = 0;          // matmuls whose operands lie one after another; 0: a single one, which has plans of its own
+    bool to_float = false;  // the result is float, as a weight's gradient always is
     auto operator<=>(const MatmulShape&) const = default;
 };
 

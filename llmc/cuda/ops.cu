@@ -6,11 +6,11 @@
 #include "cuda/attention.cuh"
 #include "cuda/attention_kernels.cuh"
 #include "cuda/bias.cuh"
-#include "cuda/cross_entropy.cuh"
 #include "cuda/difference.cuh"
 #include "cuda/embedding.cuh"
 #include "cuda/fp8.cuh"
 #include "cuda/gelu.cuh"
+#include "cuda/head.cuh"
 #include "cuda/layernorm.cuh"
 #include "cuda/matmul.h"
 #include "cuda/muon.cuh"
@@ -21,7 +21,7 @@ template <class floatX>
 int64_t gpu::scratch_bytes(int B, int T, int C, int NH, int) {
     const int N = B * T;
     return std::max({matmul_scratch_bytes<floatX>(N, C), layernorm_scratch_bytes<floatX>(N, C),
-                     embedding_scratch_bytes(N, C), attention_scratch_bytes<floatX>(B, T, NH, C / NH)});
+                     head_scratch_bytes<floatX>(N, C), attention_scratch_bytes<floatX>(B, T, NH, C / NH)});
 }
 
 template <class floatX>
@@ -47,10 +47,10 @@ INSTANTIATE(gpu::attention_decode);
 INSTANTIATE(gpu::largest_difference);
 INSTANTIATE(gpu::gelu_forward);
 INSTANTIATE(gpu::gelu_backward);
-INSTANTIATE(gpu::cross_entropy_forward);
-INSTANTIATE(gpu::cross_entropy);
-INSTANTIATE(gpu::cross_entropy_shard);
-INSTANTIATE(gpu::cross_entropy_shard_backward);
+INSTANTIATE(gpu::head_bytes);
+INSTANTIATE(gpu::head_targets);
+INSTANTIATE(gpu::head_forward);
+INSTANTIATE(gpu::head_backward);
 INSTANTIATE(gpu::adamw);
 INSTANTIATE(gpu::muon_stack);
 INSTANTIATE(gpu::muon_unstack);
@@ -63,6 +63,6 @@ template decltype(gpu::cast_to_fp8<E5M2>) gpu::cast_to_fp8<E5M2>;
 
 // Inline functions that are not templates: taking their addresses makes the compiler emit them for the linker.
 [[gnu::used]] static const auto emitted_here =
-    std::tuple(&gpu::cross_entropy_combine, &gpu::accumulate_loss, &gpu::sum_of_squares, &gpu::accumulate_gradients,
-               &gpu::round_gradients, &gpu::widen_gradients, &gpu::clip_factor, &gpu::muon_momentum,
-               &gpu::sum_bias_parts, &gpu::raise_amax);
+    std::tuple(&gpu::head_losses, &gpu::sum_of_shards, &gpu::accumulate_loss, &gpu::sum_of_squares,
+               &gpu::accumulate_gradients, &gpu::round_gradients, &gpu::widen_gradients, &gpu::clip_factor,
+               &gpu::muon_momentum, &gpu::sum_bias_parts, &gpu::raise_amax);

@@ -275,39 +275,38 @@ void GPT2<floatX>::zero_gradients() {
     for (int b = 0; b < layout.num_buckets(); b++) zero_bucket(b);
 }
 
-// acts.losses, from logits of logit_rows rows at a time. Each tensor-parallel rank has the logits of its part of the
-// vocabulary. backward: also computes the gradients of scale * the sum of the losses, that of lnf in acts.dtmp.
+// own (count) = the sum over the tensor-parallel ranks, in their order.
+template <class floatX>
+void GPT2<floatX>::sum_over_shards(float* own, int count) {
+    const int64_t bytes = count * int64_t(sizeof(float));
+    if (!is_divided()) return;
+    copy_on_device(acts.parts + int64_t(layout.shard.index) * count, own, bytes, stream);
+    gather(acts.parts, layout.shard.count * bytes);
+    ops::sum_of_shards(own, acts.parts, layout.shard.count, count, stream);
+}
+
+// acts.losses, for logit_rows rows at a time. Each tensor-parallel rank has its part of the vocabulary. backward: also
+// computes the gradients of scale * the sum of the losses, that of lnf in acts.dtmp.
 template <class floatX>
 void GPT2<floatX>::head(const int* targets, int N, bool backward, bool accumulate, float scale) {
-    const int C = config.C, Vp = layout.rows(wte), shards = layout.shard.count;
-    const VocabShard shard = layout.vocab();
+    const int C = config.C;
     const floatX* lnf = all_gather_rows(acts.lnf, N);
     for (int n = 0; n < N; n += logit_rows) {
-        const int rows = std::min(logit_rows, N - n);
-        const floatX* inp = lnf + int64_t(n) * C;
-        const int* target = targets + n;
-        float* losses = acts.losses + n;
-        ops::matmul_forward<floatX>({.out = acts.logits, .inp = inp, .weight = matrix(wte)}, rows, C, Vp, stream);
-        if (is_divided()) {
-            float* own = acts.partials + int64_t(layout.shard.index) * 2 * rows;
-            ops::cross_entropy_shard(own, acts.logits, target, rows, shard, Vp, stream);
-            gather(acts.partials, int64_t(shards) * 2 * rows * int64_t(sizeof(float)));
-            ops::cross_entropy_combine(losses, acts.logit_lse, acts.partials, target, shards, rows, stream);
-            if (backward)
-                ops::cross_entropy_shard_backward(acts.logits, acts.logit_lse, target, rows, shard, Vp, scale, stream);
-        } else if (backward) {
-            ops::cross_entropy(acts.logits, losses, target, rows, config.V, Vp, scale, stream);
-        } else {
-            ops::cross_entropy_forward(losses, acts.logits, target, rows, config.V, Vp, stream);
-        }
+        const HeadInput<floatX> head = {.inp = lnf + int64_t(n) * C,
+                                        .weight = matrix(wte),
+                                        .targets = targets + n,
+                                        .shard = layout.vocab(),
+                                        .N = std::min(logit_rows, N - n),
+                                        .C = C,
+                                        .Vp = layout.rows(wte)};
+        ops::head_targets(acts.target_logits, head, stream);
+        sum_over_shards(acts.target_logits, head.N);
+        ops::head_forward(acts.sums, acts.exponentials, acts.target_logits, head, backward, stream);
+        sum_over_shards(acts.sums, head.N);
+        ops::head_losses(acts.losses + n, acts.sums, head.targets, head.N, stream);
         if (backward)
-            ops::matmul_backward<floatX>({.dinp = acts.dtmp + int64_t(n) * C,
-                                          .dweight = g(wte),
-                                          .dout = acts.logits,
-                                          .inp = inp,
-                                          .weight = matrix(wte),
-                                          .accumulate = accumulate || n > 0},
-                                         rows, C, Vp, stream);
+            ops::head_backward(acts.dtmp + int64_t(n) * C, g(wte), acts.exponentials, acts.sums, head, scale,
+                               accumulate || n > 0, stream);
     }
 }
 

@@ -89,6 +89,7 @@ struct GPT2 {
     bool divides_rows(int N) const { return sequence_parallel && N > 1; }
     int local_rows(int N) const { return divides_rows(N) ? N / layout.shard.count : N; }
     void gather(void* x, int64_t bytes);
+    void sum_over_shards(float* own, int count);
     const floatX* all_gather_rows(const floatX* x, int N);
     int64_t start_reduce(floatX* parts, int N);
     const floatX* finish_reduce(int64_t ticket, const floatX* parts, int N);

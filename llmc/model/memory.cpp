@@ -41,9 +41,9 @@ static LayerActivations<floatX> take_layer(Arena& arena, const ActivationSizes& 
     return a;
 }
 
-// Elements of acts.logits: row_logits gathers the row of all shards of the vocabulary.
-static int64_t logit_count(const ParamLayout& layout, int logit_rows) {
-    return int64_t(std::max(logit_rows, layout.shard.count)) * layout.rows(wte);
+template <class floatX>
+static int64_t head_bytes(const ParamLayout& layout, Purpose purpose, int logit_rows) {
+    return ops::head_bytes<floatX>(logit_rows, layout.config.C, layout.rows(wte), purpose == Purpose::train);
 }
 
 template <class floatX>
@@ -77,9 +77,11 @@ Activations<floatX> place_activations(Arena& arena, const ParamLayout& layout, P
     acts.dtmp = arena.take<floatX>(train ? N * config.C : 0);
     acts.dlarge = arena.take<floatX>(train ? 4 * size.heads : 0);
     acts.all_rows = arena.take<floatX>(divided ? N * config.C : 0);
-    acts.partials = arena.take<float>(divided ? 2 * int64_t(logit_rows) * layout.shard.count : 0);
-    acts.logit_lse = arena.take<float>(divided ? logit_rows : 0);
-    acts.logits = arena.take<floatX>(logit_count(layout, logit_rows));
+    acts.target_logits = arena.take<float>(logit_rows);
+    acts.sums = arena.take<float>(logit_rows);
+    acts.parts = arena.take<float>(divided ? int64_t(logit_rows) * layout.shard.count : 0);
+    acts.logits = arena.take<floatX>(int64_t(layout.shard.count) * layout.rows(wte));
+    acts.exponentials = arena.take<std::byte>(head_bytes<floatX>(layout, purpose, logit_rows));
     return acts;
 }
 
@@ -154,7 +156,7 @@ std::vector<MemoryItem> model_memory(const GPT2Config& config, Purpose purpose, 
     const int logit_rows = choose_logit_rows(B, T, options.logit_chunks);
     Arena activations{nullptr};
     place_activations<floatX>(activations, layout, purpose, options, int64_t(B) * T, logit_rows);
-    const int64_t logits = round_up<int64_t>(logit_count(layout, logit_rows) * int64_t(sizeof(floatX)), 256);
+    const int64_t logits = round_up<int64_t>(head_bytes<floatX>(layout, purpose, logit_rows), 256);
     const int64_t element = sizeof(floatX);
     const int64_t gradients = BucketBuffer<float>::elements(layout, gradient_slots(config, purpose, options));
     const int64_t weights = BucketBuffer<floatX>::elements(layout, weight_slots(config, options));

@@ -61,21 +61,22 @@ struct MemoryItem {
 template <class floatX>
 struct Activations {
     std::vector<LayerActivations<floatX>> layer;
-    floatX* encoded;             // (N, C)
-    floatX* lnf;                 // (N, C)
-    float *lnf_mean, *lnf_rstd;  // (N)
-    float* losses;               // (N)
-    float* amax;                 // (L, 4, 2)  with FP8, for a layer's matmuls: the largest magnitude of the input,
-                                 //            and that of the output's gradient
-    float* loss;                 // (1)        sum of scale * mean loss over the micro-steps so far
-    floatX* dx;                  // (N, C)     gradient of the residual stream
-    floatX* dtmp;                // (N, C)     gradient of lnf, then in each layer of ln2, att and ln1
-    floatX* dlarge;              // (N, 4C)    gradients of fc and qkv
-    floatX* logits;              // (logit_rows, Vp)
+    floatX* encoded;              // (N, C)
+    floatX* lnf;                  // (N, C)
+    float *lnf_mean, *lnf_rstd;   // (N)
+    float* losses;                // (N)
+    float* amax;                  // (L, 4, 2)  with FP8, for a layer's matmuls: the largest magnitude of the input,
+                                  //            and that of the output's gradient
+    float* loss;                  // (1)        sum of scale * mean loss over the micro-steps so far
+    floatX* dx;                   // (N, C)     gradient of the residual stream
+    floatX* dtmp;                 // (N, C)     gradient of lnf, then in each layer of ln2, att and ln1
+    floatX* dlarge;               // (N, 4C)    gradients of fc and qkv
+    floatX* logits;               // (P, Vp)    of one row, for generation
+    std::byte* exponentials;      // (head_bytes)    of logit_rows rows
+    float *target_logits, *sums;  // (logit_rows)    a and S of ops.inc's head
     // With tensor parallelism over P ranks:
     floatX* all_rows;  // (N, C)     rows of all ranks, or a rank's part of a sum
-    float* partials;   // (P, logit_rows, 2)    two numbers for each shard of the vocabulary (cross_entropy_shard)
-    float* logit_lse;  // (logit_rows)
+    float* parts;      // (P, logit_rows)    target_logits or sums of each shard of the vocabulary
 };
 
 // Device memory for a flat buffer of the parameters or gradients, bucket by bucket.

@@ -90,6 +90,28 @@ inline void check_vocab_shard(const char* op, VocabShard shard) {
               shard.count, shard.first);
 }
 
+constexpr float HEAD_LIMIT =
+    60.0f;  // largest exponent in the head (ops.inc): e^60 times a vocabulary is far from overflow
+
+// The operands of the head's operations.
+template <class floatX>
+struct HeadInput {
+    const floatX* inp;      // (N, C)
+    Weight<floatX> weight;  // (Vp, C)    the rows of the shard, then padding
+    const int* targets;     // (N)    below 0: ignored
+    VocabShard shard;
+    int N, C, Vp;
+};
+
+// Checks them. No option can make them invalid.
+template <class floatX>
+void check_head(const char* op, const HeadInput<floatX>& head) {
+    INVARIANT(head.N >= 1 && head.C >= 1, "%s of %d rows of %d channels: there must be at least one of each", op,
+              head.N, head.C);
+    check_vocab_shard(op, head.shard);
+    INVARIANT(head.shard.count <= head.Vp, "%s: a shard of %d tokens in rows of %d", op, head.shard.count, head.Vp);
+}
+
 // The largest loss and gradient norm of a step that changes the weights.
 struct StepLimits {
     float loss = FLT_MAX, norm = FLT_MAX;

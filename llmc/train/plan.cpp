@@ -203,7 +203,7 @@ static int64_t activations_sent(Dtype dtype, const GPT2Config& config, const Opt
     const int64_t element = dtype == Dtype::fp32 ? 4 : 2, tokens = int64_t(batch.B) * batch.T;
     const int64_t in_layer = o.sequence_parallel ? 4 + 6 : 2 * (2 + 2), in_model = o.sequence_parallel ? 4 : 2 * 2;
     const int64_t again = o.recompute == Recompute::layer ? (config.L - 1) * int64_t(o.sequence_parallel ? 3 : 2) : 0;
-    const int64_t partials = tokens * 2 * 4 * n;  // fp32 results of cross entropy, from every rank
+    const int64_t partials = tokens * 2 * 4 * n;  // the head's sums in fp32, from every rank
     return (config.L * in_layer + again + in_model) * one_pass(tokens * config.C * element, n) + one_pass(partials, n);
 }
 

@@ -121,13 +121,16 @@ struct CpuModel {
     void backward(const std::vector<int>& tokens, const std::vector<int>& targets, int B, int T) {
         const int N = B * T, C = config.C, NH = config.NH;
         grads.assign(grads.size(), 0.0f);
-        Floats dlogits = logits, losses = floats(N);
-        cpu::cross_entropy<float>(dlogits.data(), losses.data(), targets.data(), N, config.V, config.Vp(),
-                                  1.0f / float(N), nullptr);
+        const HeadInput<float> head = {lnf.data(), {w(wte), nullptr}, targets.data(), {0, config.V}, N, C, config.Vp()};
+        std::vector<char> e(size_t(cpu::head_bytes<float>(N, C, config.Vp(), true)));
+        Floats target_logits = floats(N), sums = floats(N), losses = floats(N), dlnf = floats(int64_t(N) * C);
+        cpu::head_targets(target_logits.data(), head, nullptr);
+        cpu::head_forward(sums.data(), e.data(), target_logits.data(), head, true, nullptr);
+        cpu::head_losses(losses.data(), sums.data(), targets.data(), N, nullptr);
+        cpu::head_backward(dlnf.data(), g(wte), e.data(), sums.data(), head, 1.0f / float(N), true, nullptr);
         double total = 0.0;
         for (float x : losses) total += double(x);
         loss = float(total / N);
-        const Floats dlnf = matmul_backward(dlogits, lnf, nullptr, wte, nullptr, 0, N);
         Floats dx =
             layernorm_backward(dlnf, floats(int64_t(N) * C), layers.back().residual3, mean, rstd, lnfw, lnfb, 0, N);
         for (int l = config.L - 1; l >= 0; l--) {

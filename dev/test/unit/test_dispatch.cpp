@@ -22,11 +22,10 @@ TEST_CASE("the detected instruction sets agree with the compiler's, and none bey
 
 // An operation that asks for more scratch memory than is reserved throws.
 TEST_CASE_TEMPLATE("the operations stay within the scratch that was planned", floatX, float, bf16) {
-    const int B = 2, T = 70, NH = 2, HS = 33, C = NH * HS, N = B * T, V = 99, Vp = 128, threads = 3;
+    const int B = 2, T = 70, NH = 2, HS = 33, C = NH * HS, N = B * T, Vp = 128, threads = 3;
     auto x = random_tensor<floatX>(int64_t(N) * 3 * C, 1), out = poisoned<floatX>(N * C);
-    auto dx = poisoned<floatX>(int64_t(N) * 3 * C), logits = random_tensor<floatX>(int64_t(N) * Vp, 2);
+    auto dx = poisoned<floatX>(int64_t(N) * 3 * C);
     auto statistics = random_tensor<float>(N * NH, 3), gradients = filled<float>(C, 0.0f);
-    const auto targets = random_tokens(N, V, 4);
     for (const Isa level : available_isas(Isa::avx512)) {
         const RunsOn setting(level, threads);
         // Memory that another level or type has reserved cannot hide an error: the number of bytes is the same for all.
@@ -38,7 +37,6 @@ TEST_CASE_TEMPLATE("the operations stay within the scratch that was planned", fl
         CHECK_NOTHROW(cpu::layernorm_backward({out.data()}, gradients.data(), gradients.data(), gradients.data(),
                                               x.data(), x.data(), x.data(), statistics.data(), statistics.data(),
                                               x.data(), N, C, nullptr));
-        CHECK_NOTHROW(cpu::cross_entropy(logits.data(), statistics.data(), targets.data(), N, V, Vp, 1.0f, nullptr));
     }
     CHECK_THROWS_AS(device_scratch(int64_t(1) << 40), Error);
 }

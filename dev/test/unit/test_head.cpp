@@ -1,0 +1,78 @@
+// test_head.cpp: the shared cases of the head (cases_head.h) on every CPU variant, the same bits on any number of
+// threads, and the gain over logits that are rounded to bf16.
+#include "support/cases_head.h"
+#include "support/cpu_backend.h"
+
+using namespace head_cases;
+
+static const CpuBackend cpu_backend;
+
+// e, and inp times its factor, are rounded once each, and dinp is; a shard's dinp may cancel with those of others.
+template <class floatX>
+static Bounds bounds_of(const Kind& kind, int shards) {
+    const bool is_bf16 = sizeof(floatX) == 2, cancels = kind.common != 0.0f;
+    const double loss = 8e-7;
+    if (!is_bf16) return {loss, loss, cancels ? 1e-4 : 1e-5, 1e-5};
+    return {loss, loss, cancels ? (shards > 1 ? 0.1 : 0.03) : 3e-3, 2.5e-3};
+}
+
+TEST_CASE_TEMPLATE("losses and gradients of five kinds of logits agree with double", floatX, float, bf16) {
+    for (const Kind& kind : KINDS)
+        for (const int shards : {1, 3}) {
+            INFO(kind.name);
+            compare(cpu_backend, inputs_of<floatX>({40, 96, 1000, shards}, kind), shards == 1,
+                    bounds_of<floatX>(kind, shards));
+        }
+}
+
+TEST_CASE_TEMPLATE("the head of awkward sizes agrees with double", floatX, float, bf16) {
+    awkward_shapes<floatX>(cpu_backend, bounds_of<floatX>(KINDS[0], 1), 1);
+    const Shape odd{5, 13, 7, 2};
+    compare(cpu_backend, inputs_of<floatX>(odd, KINDS[0]), true, bounds_of<floatX>(KINDS[0], 1));
+}
+
+TEST_CASE("gradients are five times as exact as those from bf16 logits") {
+    const auto rounded = [](double x) { return double(float(bf16(float(x)))); };
+    for (const Kind& kind : KINDS) {
+        INFO(kind.name);
+        const Inputs<bf16> in = inputs_of<bf16>({40, 96, 1000}, kind);
+        const Results want = define(in, false, exact);
+        Results before = define(in, false, rounded);
+        for (int64_t i = 0; i < before.dinp.size(); i++) before.dinp[i] = float(bf16(before.dinp[i]));
+        cpu_backend.on_each_variant([&] {
+            const Results got = run(cpu_backend, in, false);
+            CHECK(5 * distance(got.dweight, want.dweight) <= distance(before.dweight, want.dweight));
+            CHECK(distance(got.dinp, want.dinp) <= distance(before.dinp, want.dinp));
+        });
+    }
+}
+
+TEST_CASE_TEMPLATE("the number of threads does not change a bit", floatX, float, bf16) {
+    const Inputs<floatX> in = inputs_of<floatX>({150, 96, 1500, 2}, KINDS[1]);
+    for (const Isa level : cpu_backend.levels) {
+        std::vector<Results> results;
+        for (const int threads : {1, 2, 3}) {
+            const RunsOn setting(level, threads);
+            results.push_back(run(cpu_backend, in, true));
+        }
+        for (const Results& r : results) {
+            INFO(isa_name(level));
+            CHECK(same_bits(r.losses, results[0].losses));
+            CHECK(same_bits(r.validated, results[0].validated));
+            CHECK(same_bits(r.dinp, results[0].dinp));
+            CHECK(same_bits(r.dweight, results[0].dweight));
+        }
+    }
+}
+
+TEST_CASE_TEMPLATE("losses of 2 to 1,000 nats have gradients that point the right way", floatX, float, bf16) {
+    large_losses<floatX>(cpu_backend);
+}
+
+TEST_CASE_TEMPLATE("NaN gives a NaN loss, and ignored targets count nowhere", floatX, float, bf16) {
+    not_finite<floatX>(cpu_backend);
+}
+
+TEST_CASE("losses are added up in double") { sum_of_losses(cpu_backend, 1e-7); }
+
+TEST_CASE("a head of no rows, of impossible shards, or of no shards is refused") { refuse_impossible_heads(); }
