@@ -53,7 +53,7 @@ TESTS       := $(patsubst dev/test/unit/%.cpp,$(BUILD)/%,$(wildcard dev/test/uni
 BENCHES     := $(patsubst dev/bench/%.cpp,$(BUILD)/%,$(wildcard dev/bench/bench_*.cpp))
 TEST_MAIN   := $(BUILD)/dev/test/support/main.o
 # These programs run AMX and AVX512-BF16 in plain C++ (dev/test/support/emulated_units.h).
-UNITS       := train_gpt2_amx units/test_gpt2 units/test_matmul units/test_matrix_attention
+UNITS       := train_gpt2_amx units/test_gpt2 units/test_matmul units/test_matrix_attention units/test_head
 UNITS       := $(if $(filter x86_64,$(ARCH)),$(UNITS:%=$(BUILD)/%))
 UNITS_NAMES := $(addprefix llmc/cpu/,amx avx512bf16 isa)
 

@@ -10,7 +10,7 @@
 #include "support/refusal.h"
 #include "support/temporary.h"
 
-using Json = nlohmann::json;
+using Nlohmann = nlohmann::json;
 
 static const char run_of_124M[] = R"({"model":{"layers":12,"heads":12,"channels":768,"vocab_size":50257,"more":1},
     "seq_len":1024,"tokens_per_step":524288,"options":{"init":"","lr":1.0},
@@ -28,20 +28,20 @@ TEST_CASE("between two points a curve is linear in the logarithm of the step, an
 }
 
 TEST_CASE("the published curve is that of a run with its shape, batch and data") {
-    const Json run = Json::parse(run_of_124M);
+    const Nlohmann run = Nlohmann::parse(run_of_124M);
     const Reference curve = find_reference("", run.dump());
     CHECK(curve.name == "llm.c's GPT-2 124M");
     CHECK(curve.source.starts_with("https://"));
     for (const auto& [step, loss] : {std::pair(250, 6.171), {1000, 4.317}, {5000, 3.554}, {19560, 3.2722}})
         CHECK(*curve.loss_at(step) == doctest::Approx(loss).epsilon(2e-4));
-    for (const auto& [field, value] : {std::pair("/model/layers", Json(24)),
+    for (const auto& [field, value] : {std::pair("/model/layers", Nlohmann(24)),
                                        {"/seq_len", 512},
                                        {"/tokens_per_step", 262144},
                                        {"/options/init", "gpt2"},
                                        {"/data/first_shard", "edu_fineweb_train_000001.bin"},
                                        {"/val_data", "none"}}) {
-        Json other = run;
-        other[Json::json_pointer(field)] = value;
+        Nlohmann other = run;
+        other[Nlohmann::json_pointer(field)] = value;
         CHECK(find_reference("", other.dump()).name == "");
     }
     CHECK(find_reference("none", run.dump()).name == "");
