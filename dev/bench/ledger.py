@@ -664,7 +664,7 @@ def arguments(args):
     add("--precision", default="bf16", choices=PRECISIONS, help="fp8: of the layers' matmuls [bf16]")
     add("--optimizer", default="adamw", choices=("adamw", "muon"), help="muon: on one GPU [adamw]")
     add("--attention", default="cudnn", choices=("cudnn", "wgmma"), help="wgmma: our kernels for Hopper [cudnn]")
-    add("--logit-rows", type=int, help="tokens whose logits are in memory at a time [65536]; bench_ops on a CPU: 2048",
+    add("--logit-rows", type=int, help="tokens whose logits are in memory at a time [65536]; bench_ops on a CPU: 1024",
         default=int(in_source("llmc/cuda/ops.cu", r"preferred_logit_rows\(\) { return (\d+)")[0]))
     add("--measured", metavar="FILE", help="results of bench_ops --json: their times stand beside the predictions")
     add("--ranks", type=int, default=1, choices=[1, 8, 64], help="GPUs, with ZeRO-1; 8 in a node [1]")
