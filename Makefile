@@ -58,7 +58,7 @@ UNITS       := $(if $(filter x86_64,$(ARCH)),$(UNITS:%=$(BUILD)/%))
 UNITS_NAMES := $(addprefix llmc/cpu/,amx avx512bf16 isa)
 
 # Sources with loops over all elements of a tensor, all tokens or all bytes of a file.
-FAST := base/files text/rows text/unicode checkpoint/hf data/dataloader data/shard infer/generate \
+FAST := base/files text/unicode checkpoint/hf data/dataloader data/shard infer/generate \
         model/params parallel/comm_mpi checkpoint/gguf train/optimizer text/bpe_train \
         commands/tokenize text/tokenizer
 FAST := $(FAST:%=llmc/%) $(basename $(wildcard llmc/cpu/*.cpp dev/bench/*.cpp))
