@@ -7,68 +7,19 @@
 #include <cstring>
 #include <deque>
 #include <functional>
-#include <numeric>
 #include <set>
-#include <sstream>
 
 #include <CLI/CLI.hpp>
 
 #include "base/common.h"
-#include "base/content.h"
 #include "base/files.h"
 #include "base/json.h"
 #include "base/print.h"
+#include "base/toml.h"
 
 static constexpr const char* command_names[] = {"train", "generate", "eval", "plan", "tokenize", "export", "help"};
 
 const char* command_name(Command command) { return command_names[int(command)]; }
-
-// Options and commands of version 0.2.0, which go from this table after 0.3.0, and options of nanoGPT and llm.c.
-static constexpr struct {
-    const char *names, *use;
-} replaced[] = {
-    {"--gpus", "--ranks N, or --ranks all; CUDA_VISIBLE_DEVICES chooses the GPUs"},
-    {"--nnodes --node-rank --max-restarts", "torchrun, which starts several machines and starts ranks again"},
-    {"--rank --world-size --local-rank --rendezvous --run-id",
-     "the variables RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, or plan --ranks N"},
-    {"--print-launch", "the table at the start, which has the ranks"},
-    {"--rendezvous-timeout --timeout-start --timeout-step --timeout-validation --timeout-checkpoint", "--timeout"},
-    {"--share-gpu", "one GPU for each rank"},
-    {"--tp-across-hosts", "--tensor-parallel alone"},
-    {"--max-time", "timeout -s TERM 3h50m, or Slurm's --signal=USR1@120"},
-    {"--on-spike", "--spike-z Z, which leaves out such steps"},
-    {"--hash-check --recompute-check", "--check-replicas"},
-    {"--debug-sync", "the variable CUDA_LAUNCH_BLOCKING=1"},
-    {"--comm-sms", "the variable NCCL_MAX_CTAS"},
-    {"--threads", "the variable OMP_NUM_THREADS"},
-    {"--progress", "--quiet, or a pipe, which gets plain lines"},
-    {"--trace-steps", "--trace, which has the first 20 steps"},
-    {"--fit --gpu-memory", "plan, once for each layout"},
-    {"--head-chunks", "--logit-chunks"},
-    {"--cudnn", "--attention auto in place of on, mma in place of off"},
-    {"--resume=strict", "--resume, which warns of a damaged checkpoint and takes the one before it"},
-    {"verify", "--resume or --init, which verify what they read"},
-    {"explain", "the messages of the ranks, which say where each one is"},
-    {"--batch-size", "--micro-batch, in sequences per rank; --global-batch is in tokens per step"},
-    {"--gradient-accumulation-steps", "--global-batch, in tokens per step over all ranks"},
-    {"--max-iters", "--steps"},
-    {"--learning-rate", "--lr"},
-    {"--block-size", "--seq-len"},
-    {"-m --val-batches --batches --eval-iters", "--val-tokens, in tokens over all ranks"},
-    {"-r", "--recompute none, gelu or layer"},
-    {"-w", "--master-weights on or off"},
-    {"-f", "--precision"},
-};
-
-// Returns "there is no --max_iters; use --steps", or "" for a name that is not in the table.
-static std::string replacement(const std::string& name) {
-    std::string dashed = name;
-    if (name.starts_with("--")) std::replace(dashed.begin(), dashed.end(), '_', '-');
-    for (const auto& row : replaced)
-        if (format(" %s ", row.names).find(" " + dashed + " ") != std::string::npos)
-            return format("there is no %s; use %s", name.c_str(), row.use);
-    return "";
-}
 
 // ---- declarations
 
@@ -81,14 +32,12 @@ enum Kind : unsigned {
     PATTERN = 8 | 16,  // a path that is a shell pattern
 };
 
-// An option of the command. CLI11 has its names, section, unit, help and values, and sets the field.
+// An option of the command. CLI11 has its names, section, unit, default, help and values, and sets the field.
 struct Declared {
     std::string name;  // name without dashes
     unsigned kind;
-    std::string unit;
     CLI::Option* option;
     std::function<Json()> json;  // the field's value
-    std::string initial;         // the default
 
     bool is_set() const { return option->count() > 0; }  // by the command line or a file
     std::string value() const;                           // text for the command line
@@ -151,19 +100,7 @@ std::string Declared::value() const {
     return text.ends_with(".0") ? text.substr(0, text.size() - 2) : text;
 }
 
-static std::string quoted(const std::string& text) {
-    std::string out = "\"";
-    for (const char c : text)
-        if (c == '"' || c == '\\')
-            out += std::string("\\") + c;
-        else if (uint8_t(c) < 0x20 || c == 0x7f)
-            out += format("\\u%04x", unsigned(c));
-        else
-            out += c;
-    return out + '"';
-}
-
-std::string Declared::toml() const { return json().type == Json::string ? quoted(value()) : value(); }
+std::string Declared::toml() const { return json().type == Json::string ? toml_quoted(value()) : value(); }
 
 template <class T>
 static T number(const std::string& name, const std::string& text) {
@@ -244,10 +181,10 @@ void Parser::add(const char* section, unsigned kind, const std::string& letter, 
         else
             return field;
     };
-    all.push_back({name, kind, unit, option, json, ""});
-    const std::string initial = all.back().initial = all.back().value();
+    all.push_back({name, kind, option, json});
+    const std::string initial = all.back().value();
     const bool has_default = unit.empty() || initial.empty() || help.ends_with(']');
-    option->description(help + (has_default ? "" : " [" + initial + "]"));
+    option->default_str(initial)->description(help + (has_default ? "" : " [" + initial + "]"));
 }
 
 Parser::Parser(const Options& options) : o(options) {
@@ -274,50 +211,6 @@ Parser::Parser(const Options& options) : o(options) {
 
 // ---- run.toml and --config
 
-// Takes the quoted text at the start of a line, and removes it there.
-static std::string take_text(std::string& line, const std::string& where) {
-    std::string value;
-    const char quote = line[0];
-    size_t at = 1;
-    while (at < line.size() && line[at] != quote) {
-        const bool escape = quote == '"' && line[at] == '\\';
-        const std::string part = line.substr(at, !escape ? 1 : line.compare(at, 2, "\\u") == 0 ? 6 : 2);
-        value += escape ? parse_json('"' + part + '"', where).get<std::string>() : part;
-        at += part.size();
-    }
-    if (at == line.size()) fail(EXIT_BAD_DATA, "%s: the text has no closing %c", where.c_str(), quote);
-    line.erase(0, at + 1);
-    return value;
-}
-
-// Reads lines name = value of TOML. CLI11's own reader (2.1.2) would cut texts at #, and splits them at commas.
-static std::vector<std::pair<std::string, std::string>> read_toml(const std::string& text, const std::string& path) {
-    if (const ForeignContent* other = foreign_content(std::string_view(text).substr(0, 512)))
-        fail(EXIT_BAD_DATA, "%s: is %s, not lines of UTF-8 text; %s", path.c_str(), other->what, other->remedy);
-    std::vector<std::pair<std::string, std::string>> items;
-    std::istringstream lines(text.starts_with("\xef\xbb\xbf") ? text.substr(3) : text);  // a byte order mark
-    std::string line;
-    for (int number = 1; std::getline(lines, line); number++) {
-        const std::string where = format("%s, line %d", path.c_str(), number);
-        CLI::detail::trim(line);
-        if (line.empty() || line[0] == '#') continue;
-        const size_t equals = std::min(line.find('='), line.size() - 1);
-        const std::string name = CLI::detail::trim_copy(line.substr(0, equals));
-        line = CLI::detail::trim_copy(line.substr(equals + 1));
-        if (line.empty()) fail(EXIT_BAD_DATA, "%s: is not of the form name = value", where.c_str());
-        const bool is_text = line[0] == '"' || line[0] == '\'';
-        std::string value = is_text ? take_text(line, where) : CLI::detail::trim_copy(line.substr(0, line.find('#')));
-        CLI::detail::trim(line);
-        if (is_text && !line.empty() && line[0] != '#') fail(EXIT_BAD_DATA, "%s: text after the value", where.c_str());
-        if (!is_text && isdigit(value[0])) std::erase(value, '_');
-        if (value.find('\0') != value.npos)
-            fail(EXIT_BAD_DATA, "%s: has a zero byte; if it is UTF-16, convert it with iconv -f UTF-16 -t UTF-8",
-                 where.c_str());
-        items.emplace_back(name, value);
-    }
-    return items;
-}
-
 // Returns the path, or the patterns, that a file's option has here. A relative one belongs to the directory in which
 // the run was started; if that is not here, the run was moved together with its data, and the path stays relative.
 static std::string resolve_path(const std::string& path, const std::string& directory, bool is_pattern) {
@@ -338,7 +231,7 @@ void Parser::read_text(const std::string& path, const std::string& text, bool sa
     const bool shape_is_set = has_shape();
     std::string directory;
     std::set<std::string> names;
-    auto items = read_toml(text, path);
+    auto items = parse_toml(text, path);
     for (auto& [name, value] : items)  // saved by version 0.3.0
         if (saved && name == "cudnn") name = "attention", value = value == "off" ? "mma" : "auto";
     for (const auto& [name, value] : items) {
@@ -353,11 +246,11 @@ void Parser::read_text(const std::string& path, const std::string& text, bool sa
         }
         Declared* d = find("--" + name);
         if (!d) fail(EXIT_BAD_DATA, "%s: %s", path.c_str(), unknown("--" + name).c_str());
-        if (saved) o.saved[name] = d->json().type == Json::string ? quoted(value) : value;
+        if (saved) o.saved[name] = d->json().type == Json::string ? toml_quoted(value) : value;
         if (d->is_set() || (saved && d->kind & ONE_START) || (shape_is_set && d->kind & SHAPE)) continue;
-        const bool is_path = d->kind & PATH && !std::ranges::count(words_of(d->unit), value);
+        const bool is_path = d->kind & PATH && !std::ranges::count(words_of(d->option->get_option_text()), value);
         const std::string here = is_path ? resolve_path(value, directory, d->kind & PATTERN & ~PATH) : value;
-        if (saved && here != d->initial) o.taken += " --" + name + " " + shell_word(here);
+        if (saved && here != d->option->get_default_str()) o.taken += " --" + name + " " + shell_word(here);
         try {
             d->option->add_result(here)->run_callback();
         } catch (const Error& error) {
@@ -398,35 +291,15 @@ void Parser::read_saved() {
 
 // ---- the command line
 
-// Counts the insertions, deletions and substitutions that turn a into b.
-static size_t edit_distance(const std::string& a, const std::string& b) {
-    std::vector<size_t> row(b.size() + 1);
-    std::iota(row.begin(), row.end(), 0);
-    for (size_t i = 1; i <= a.size(); i++) {
-        size_t diagonal = std::exchange(row[0], i);
-        for (size_t j = 1; j <= b.size(); j++)
-            diagonal = std::exchange(row[j], std::min({row[j] + 1, row[j - 1] + 1, diagonal + (a[i - 1] != b[j - 1])}));
-    }
-    return row[b.size()];
-}
-
 Declared* Parser::find(const std::string& name) {
     const auto d = std::find_if(all.begin(), all.end(), [&](auto& d) { return d.option->check_name(name); });
     return d == all.end() ? nullptr : &*d;
 }
 
-// Says that there is no such option or command, and what may be meant.
 std::string Parser::unknown(const std::string& name) const {
-    if (const std::string use = replacement(name); !use.empty()) return use;
-    std::string nearest;
-    size_t least = 1 + std::max<size_t>(2, name.size() / 3);
-    for (const Declared& d : all) {
-        const std::string known = "--" + d.name;
-        const bool part = name.size() > 4 && known.find(name.substr(2)) != std::string::npos;  // --batch
-        const size_t distance = part ? 1 : edit_distance(name, known);
-        if (distance < least) nearest = "; did you mean " + known + "?", least = distance;
-    }
-    return format("unknown option %s%s (see --help)", name.c_str(), name.starts_with("--") ? nearest.c_str() : "");
+    std::vector<std::string> known;
+    for (const Declared& d : all) known.push_back(d.name);
+    return unknown_option(name, known);
 }
 
 // Returns the arguments as CLI11 takes them, last first.
@@ -517,7 +390,7 @@ Options parse_options(int argc, const char* const* argv) {
 std::string run_toml(const Options& options) {
     const Parser parser(options);
     std::string text = "# The options of this run, which --resume reads. A new run may take them with --config.\n";
-    text += "directory = " + quoted(current_directory()) + "\n";
+    text += "directory = " + toml_quoted(current_directory()) + "\n";
     for (const Declared& d : parser.all)
         if (!(d.kind & ONE_START)) text += d.name + " = " + d.toml() + "\n";
     return text;

@@ -138,8 +138,12 @@ struct Options {
 // replacement for options of older versions and of nanoGPT, and the nearest option for unknown ones.
 Options parse_options(int argc, const char* const* argv);
 
-// The part of it that is in option_checks.cpp: refuses contradictions, and sets options that follow from others.
+// Parts of it. check_options refuses contradictions, and sets options that follow from others.
 void check_options(Options& options);
+// Returns "there is no --max_iters; use --steps", or "" for a name that has no replacement.
+std::string replacement(const std::string& name);
+// Says that there is no such option, and which of the known ones may be meant.
+std::string unknown_option(const std::string& name, const std::vector<std::string>& known);
 
 const char* command_name(Command command);
 std::string run_toml(const Options& options);      // the content of OUTPUT/run.toml
