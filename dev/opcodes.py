@@ -36,7 +36,7 @@ RULES = [
     (r"embedding_forward_kernel", ["LDG.128", "STG.128"], ["LDL", "STL"]),
     (r"(round|widen|accumulate)_kernel", ["LDG.128", "STG.128"], ["LDL", "STL"]),
 ]
-# Of the kernels for Hopper, which have no code for other GPUs.
+# The same for Hopper's kernels, which have no code for other GPUs.
 HOPPER_RULES = [(r"(hopper_(gemm|chain)|attention_(forward|backward)_wgmma)_kernel",
                  ["HGMMA", "UTMALDG", "UTMASTG", "STSM"], ["LDL", "STL"])]
 

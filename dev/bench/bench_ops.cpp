@@ -78,7 +78,8 @@ std::vector<Operation> updates(const ParamLayout& layout, double element, bool m
     const double adamw = element == 4 ? 28 : 28 + element, C = layout.config.C, parameters = double(layout.total);
     if (!muon) return {{"adamw, all buckets", 1, {adamw * parameters}}};
     const int L = layout.config.L, matrices = 6, iterations = Muon<float>::ITERATIONS;
-    const double elements = 12 * C * C, squares = matrices * C * C;  // of a layer's matrices; of their products
+    const double elements = 12 * C * C,
+                 squares = matrices * C * C;  // elements of a layer's matrices, and of their products
     const Work newton_schulz{L * ((8 + element) * elements + iterations * element * (3 * elements + 7 * squares)),
                              L * iterations * C * (4 * elements + 2 * squares)};
     // The momentum moves 24 bytes of an element, the update 12.

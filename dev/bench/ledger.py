@@ -182,7 +182,7 @@ class Launch:
 
 # ---- the launches of a step
 
-ITERATIONS = int(in_source("llmc/train/muon.h", r"ITERATIONS = (\d+)")[0])  # of Newton-Schulz
+ITERATIONS = int(in_source("llmc/train/muon.h", r"ITERATIONS = (\d+)")[0])  # iterations of Newton-Schulz
 STACK_MATRICES = int(in_source("llmc/ops/ops.h", r"MOST = (\d+)")[0])
 STACK_ELEMENTS = int(in_source("llmc/train/muon.cpp", r"enough = (\d+) << 20")[0]) << 20
 
@@ -326,7 +326,7 @@ def forward(s, gpu):
 
 
 def sort_passes(s):
-    return 1 if s.V <= 256 else 2 if s.V <= 65536 else 3  # of the radix sort of tokens, 8 bits each
+    return 1 if s.V <= 256 else 2 if s.V <= 65536 else 3  # passes of the radix sort of tokens, 8 bits each
 
 
 def head_and_losses(s):

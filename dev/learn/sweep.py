@@ -144,7 +144,7 @@ class Candidate:
         self.error = standard_error(self.bits)
         curves = [[[*point[:3], point[3] * run["bits_per_byte"] / run["val_loss"]] for point in run["curve"]]
                   for run in self.finished]
-        self.points = list(zip(*curves))  # of each validation: [step, tokens, seconds, bits per byte] of each seed
+        self.points = list(zip(*curves))  # for each validation [step, tokens, seconds, bits per byte] of each seed
         self.curve = [[statistics.fmean(values) for values in zip(*point)] for point in self.points]
 
     def differences(self, other):

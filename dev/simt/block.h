@@ -24,7 +24,7 @@ struct Thread {
     Site site{};        // the last operation in which the thread could have waited
     unsigned mask = 0;  // lanes of the warp operation in which the thread waits
     Slot* slot = nullptr;
-    const void* key = nullptr;  // of block_until: the thread is blocked until wake(key)
+    const void* key = nullptr;  // the thread is blocked until wake(key) (block_until)
     const char* waits = "";     // for what
     void* stack_pointer = nullptr;
     char* stack = nullptr;
@@ -55,7 +55,7 @@ struct SharedVariable {
 struct Block {
     Block* leader = this;
     std::vector<Block*> cluster = {this};  // the leader's; grows to the largest cluster
-    std::vector<Warp*> all_warps;          // of the cluster
+    std::vector<Warp*> all_warps;          // all warps of the cluster
     int blocks = 1, rank = 0;              // size of the cluster, and the place in it
     uint3 index{};
     Engines* engines = nullptr;  // null until a kernel has needed them

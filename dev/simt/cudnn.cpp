@@ -74,7 +74,7 @@ struct Object {
     bool is_final = false;
     const Config* config = nullptr;  // set in configurations, engines and plans
     Object* graph = nullptr;
-    int64_t workspace = 0;  // of a plan
+    int64_t workspace = 0;  // bytes that a plan needs
     std::map<int, std::vector<char>> attributes;
 
     template <class T>

@@ -14,19 +14,19 @@ constexpr int MAX_BARRIERS = 64, NAMED_BARRIERS = 16, MAX_WARPGROUPS = 8, MAX_TR
 constexpr int MAX_PRODUCTS = 64, MAX_ACCUMULATORS = 16, MAX_WGMMA_GROUPS = 64;
 constexpr size_t CHUNK = 16, CHUNKS = SHARED_BYTES / CHUNK;
 
-// What is known about 16 bytes of shared memory.
+// State of 16 bytes of shared memory: the last write, and the operations that are pending.
 struct Chunk {
     enum Writer : uint8_t { nobody, thread, copy } writer;
-    uint8_t barrier;            // of the copy
-    uint16_t number;            // of the thread
+    uint8_t barrier;            // barrier of the copy
+    uint16_t number;            // number of the thread
     uint16_t readers, writers;  // pending operations
-    int phase;                  // of the barrier
-    uint64_t time;              // of the write
+    int phase;                  // phase of the barrier
+    uint64_t time;              // time of the write
     // The place in TMA's box, and the box: rows, and columns of 16 bytes. No columns: not by TMA, or without a box.
     uint16_t row, rows, column, columns;
     // By stmatrix: the chunk of its matrix's first row. Else 0.
     uint16_t first_row;
-    Site site;  // of the write
+    Site site;  // source line of the write
 };
 
 struct Barrier {
@@ -35,7 +35,7 @@ struct Barrier {
     int count, pending, phase, thread;  // thread: which has initialised it
     bool fenced;                        // for the async proxy and the cluster
     int64_t bytes;                      // that this phase still waits for
-    char edge[2];                       // of even and odd phases
+    char edge[2];                       // happens-before edges of even and odd phases
 };
 
 struct NamedBarrier {
@@ -56,12 +56,12 @@ struct Accumulators {
 struct ThreadState {
     int registers, num_accumulators;
     uint64_t fence_time;
-    int64_t fences, issued, waited, groups, group_end[MAX_WGMMA_GROUPS];  // of wgmma
+    int64_t fences, issued, waited, groups, group_end[MAX_WGMMA_GROUPS];  // counts of wgmma
     int64_t store_groups, stores_waited, last_store;                      // last_store: its group + 1
     int seen[MAX_BARRIERS];                                               // last phase waited for, + 2
     int matrices;                                                         // by stmatrix
     const void* rows[2];                                                  // given to even and odd ones
-    char read_edge, write_edge;                                           // of stores
+    char read_edge, write_edge;                                           // happens-before edges of stores
     Accumulators accumulators[MAX_ACCUMULATORS];
 };
 
@@ -81,7 +81,7 @@ struct Warpgroup {
     Product products[MAX_PRODUCTS];
 };
 
-// What a CUtensorMap is here. Dimensions that it does not have are of size 1.
+// The emulator's CUtensorMap. Dimensions that it does not have are of size 1.
 struct TensorMap {
     char* base;
     int64_t sizes[3], strides[3];  // strides in bytes; the first is the element's
@@ -97,8 +97,8 @@ struct Transfer {
     int64_t group;
     TensorMap map;
     Box from;
-    int64_t address;   // of the box in shared memory
-    Barrier* barrier;  // of a load
+    int64_t address;   // address of the box in shared memory
+    Barrier* barrier;  // barrier of a load
     Site site;
     void* place;
     char edge;
@@ -112,7 +112,7 @@ struct Access {
 };
 
 struct Engines {
-    uint64_t start;  // of the block
+    uint64_t start;  // time at which the block has started
     int num_barriers, num_transfers;
     int64_t registers;  // in the pool of setmaxnreg
     void* tsan_fiber[2];

@@ -60,8 +60,8 @@ static void check_descriptor(const Block& b, uint64_t descriptor, int outer, boo
     });
 }
 
-// What one TMA load has brought must be an operand's rows and columns in order. (If k of several columns are in a tile,
-// the next columns are in the next tile, and a box of three dimensions may be several tiles.)
+// The rows and columns of an operand must lie in the order in which one TMA load has brought them. (If k of several
+// columns are in a tile, the next columns are in the next tile, and a box of three dimensions may be several tiles.)
 static void check_order(const Block& b, uint64_t descriptor, int outer, bool transposed, Site site) {
     for_chunks(descriptor, outer, transposed, [&](int64_t address, int, int) {
         check_matrix(b, address, Descriptor(descriptor).width, "wgmma", site);

@@ -146,7 +146,7 @@ def test_new_tokens_are_distributed_as_by_resize_token_embeddings(hf, data, tmp_
     assert ours.config.vocab_size == 4300
     samples = [model.transformer.wte.weight.detach().double() for model in (theirs, ours)]
     scale = (1e-9 * old.var(0, correction=0)).sqrt()
-    normal = [(sample[300:] - old.mean(0)) / scale for sample in samples]  # of variance 1, correlated as the old rows
+    normal = [(sample[300:] - old.mean(0)) / scale for sample in samples]  # variance 1, correlated as the old rows
     for sample, deviations in zip(samples, normal):
         assert hf.torch.equal(sample[:300], old)
         assert deviations.mean(0).abs().max() < 5 / 4000 ** 0.5

@@ -103,7 +103,7 @@ static void eval_tasks(const Options& o, Comm& comm, const Groups& groups, const
         if (!o.rows.empty()) rows += rows_json(tasks[i], scores[i]);
     }
     std::error_code is_new;
-    const std::filesystem::path existing = std::filesystem::canonical(o.rows, is_new);  // what a link stands for
+    const std::filesystem::path existing = std::filesystem::canonical(o.rows, is_new);  // a link's target
     if (!o.rows.empty()) replace_file(is_new ? o.rows : existing.string(), rows);
     for (const std::string& line : table_lines(table)) print_stdout(line + "\n");
 }

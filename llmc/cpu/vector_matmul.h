@@ -24,7 +24,7 @@ namespace cpu::VARIANT {
 namespace {
 
 constexpr int MAX_TASK_PANELS = 24, MIN_TASK_PANELS = 6;  // micro-panels of a: 512 KiB, and enough to pay for packed b
-constexpr int BLOCK_COLUMNS = 8 * NR;                     // of b, which are computed one after another: 384 KiB
+constexpr int BLOCK_COLUMNS = 8 * NR;                     // columns of b, computed one after another: 384 KiB
 constexpr int PACK_PANELS = 2;                            // micro-panels of b that one task packs
 constexpr int MAX_ROWS = 2048;                            // rows of a result block, whose sums are in scratch
 constexpr int NC = 3072;                                  // columns of a result block

@@ -516,7 +516,7 @@ __device__ __forceinline__ void weights_from_scores(float (&p)[R][N][4], float s
     });
 }
 
-// Which scores the causal mask hides, of rows from token first_row on and columns from token first_column on.
+// Whether the causal mask hides all or some scores of rows from token first_row and columns from token first_column on.
 struct Masked {
     bool all, some;
 };

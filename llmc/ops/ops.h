@@ -145,7 +145,7 @@ struct AdamWConfig {
     uint64_t seed = 0;  // seed of stochastic rounding
 };
 
-// What computes bf16 attention on a GPU: cuDNN, this program's kernels for Hopper (wgmma), or those for every GPU
+// The backend of bf16 attention on a GPU: cuDNN, this program's kernels for Hopper (wgmma), or those for every GPU
 // (mma). automatic: cuDNN, or mma where there is none; with --autotune the fastest of them and wgmma.
 enum class AttentionBackend { automatic, cudnn, wgmma, mma };
 constexpr const char* ATTENTION_WORDS[] = {"auto", "cudnn", "wgmma", "mma"};

@@ -311,7 +311,7 @@ static std::vector<std::string> reversed(Parser& p, const char* const* begin, co
         ENSURE(!text.starts_with("-") || text.starts_with("--") || text.size() < 3 || !p.find("-" + name),
                "%s: a long option takes two dashes: -%s", text.c_str(), name.c_str());
         const bool is_empty = name.starts_with("--") && name.size() > 2 && text == name + "=";
-        if (is_empty) arguments.emplace_back();  // of "--name=" CLI11 would take the next argument
+        if (is_empty) arguments.emplace_back();  // CLI11 would take the next argument
         arguments.push_back(is_empty ? name : text);
     }
     return arguments;

@@ -58,8 +58,8 @@ int largest_micro_batch(Dtype dtype, const GPT2Config& config, int seq_len, int6
 std::string advise_memory(Dtype dtype, const GPT2Config& config, const BatchPlan& batch, MemoryOptions options,
                           int64_t available);
 
-// What to try if a command's allocation for this purpose fails. Weights, gradients and moments do not depend on the
-// batch.
+// Returns what to try if a command's allocation for this purpose fails. Weights, gradients and moments do not depend on
+// the batch.
 std::string memory_advice(Command command, const std::string& purpose);
 
 // ---- bytes sent

@@ -20,7 +20,7 @@ static int64_t canonical(int swizzle, int outer, int k, bool transposed, int64_t
 }
 
 TEST_CASE("operands of wgmma are where the PTX ISA puts them, and steps of k and swizzled() agree") {
-    const uint64_t modes[] = {0, 3, 2, 1};  // of swizzles of 16 (none), 32, 64 and 128 bytes
+    const uint64_t modes[] = {0, 3, 2, 1};  // modes of swizzles of 16 (none), 32, 64 and 128 bytes
     for (int swizzle = 0; swizzle < 4; swizzle++)
         for (const bool transposed : {false, true})
             for (int i = 0; i < 256 * 16; i++) {
@@ -93,7 +93,7 @@ TEST_CASE("boxes of three dimensions and contiguous bytes are copied, with zeros
 }
 
 __global__ void transposed_store(int* out) {
-    SHARED(rows, Vec<uint16_t>[32]);  // of four matrices of 8 x 8
+    SHARED(rows, Vec<uint16_t>[32]);  // rows of four matrices of 8 x 8
     const int lane = threadIdx.x % 32;
     if (threadIdx.x < 32) {
         uint32_t r[4];

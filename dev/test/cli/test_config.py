@@ -36,7 +36,7 @@ def test_a_warmup_that_was_not_given_follows_steps(tmp_path, data):
     resume(out, "--steps 20 --stop-after 1")
     resume(out, "--steps 3")
     rates = out.by_step("step", "lr")
-    assert rates[0] == 0.01 / 40  # of a warmup of a tenth of the steps
+    assert rates[0] == 0.01 / 40  # the warmup is a tenth of the steps
     assert rates[1] == 0.01
 
 

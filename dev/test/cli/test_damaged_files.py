@@ -70,4 +70,4 @@ def test_if_all_checkpoints_are_damaged_no_run_begins_and_no_file_is_changed(tra
     refused(65, "none of its checkpoints is intact", PROGRAM, "generate --init", out)
     assert before == {path: path.read_bytes() for path in Path(out).rglob("*") if path.is_file()}
     run(PROGRAM, "--train-data", data / "train_*.bin", "--seq-len 16 --micro-batch 2 --steps 2 --quiet --output",
-        tmp_path / "new", "--init", out.checkpoint(30))  # whose weights are intact
+        tmp_path / "new", "--init", out.checkpoint(30))  # its weights are intact

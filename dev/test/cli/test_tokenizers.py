@@ -100,7 +100,7 @@ def test_tokenize_says_how_many_bad_lines_it_skipped(data, tmp_path):
     refused(65, "followed by U+DC00..U+DFFF; --skip-bad-lines skips such lines", command)
     said = run(command, "--skip-bad-lines").out
     assert f"skipped 1 bad line; the first: {tmp_path}/a.jsonl:100: is not valid JSON" in said
-    assert "\n98 documents, 392 B, " in said  # of text: no syntax of JSON, and no row that is empty
+    assert "\n98 documents, 392 B, " in said  # bytes of text: no syntax of JSON, and no row that is empty
 
 
 def test_a_replaced_tokenizer_leaves_no_file(data, tmp_path):

@@ -77,7 +77,7 @@ template <int BN, int CLUSTER, bool TRANSPOSED_B, class Bugs>
 __device__ __forceinline__ void load_gemm_tiles(const GemmTiles<BN, CLUSTER>& t, const CUtensorMap* a_map,
                                                 const CUtensorMap* b_map, Bugs bug) {
     using T = GemmTiles<BN, CLUSTER>;
-    constexpr int rows = (TRANSPOSED_B ? T::BK : BN) / CLUSTER;  // of B, by each block
+    constexpr int rows = (TRANSPOSED_B ? T::BK : BN) / CLUSTER;  // rows of B that each block loads
     constexpr uint16_t all = (1 << CLUSTER) - 1;
     int i = 0;
     for (int tile = t.cluster; tile < t.tiles(); tile += t.clusters)
@@ -217,7 +217,7 @@ __global__ void __launch_bounds__(384, 1)
 // Warpgroup 0 loads X and Y (warp 0) and the scales (warp 1). Warpgroups 1 and 2 have 64 rows of P each, in registers
 // for P Y, and in shared memory for P' X, of which each computes 64 rows.
 struct ChainTiles {
-    static constexpr int INPUT_BYTES = 4 * TILE_BYTES, P_BYTES = 4 * TILE_BYTES;  // of one of two buffers
+    static constexpr int INPUT_BYTES = 4 * TILE_BYTES, P_BYTES = 4 * TILE_BYTES;  // bytes of one of two buffers
     static constexpr int P = 2 * INPUT_BYTES, STAGING = P + 2 * P_BYTES, SCALES = STAGING + 2 * TILE_BYTES;
     static constexpr int BARRIERS = SCALES + 2 * 512, SHARED_BYTES = BARRIERS + 8 * 6;
 };

@@ -22,7 +22,7 @@ static constexpr int64_t C = 128, tokens = 140;
 
 static const gpu::AttentionKernels own_mma = gpu::mma_attention, own_wgmma = gpu::wgmma_attention;
 
-// What the test's kernels compute, and the time that they take.
+// The results of the test's kernels, and the time that they take.
 struct Planted {
     std::function<void(const AttentionCall& call, Stream stream)> compute = own_mma.run;
     float ms = 1.0f, mma_ms = 4.0f;

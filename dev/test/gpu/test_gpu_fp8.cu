@@ -131,7 +131,7 @@ TEST_CASE("LayerNorm, GELU and raise_amax raise amax to the largest magnitude, w
                 x[at] = bf16(largest);
                 OnGpu<bf16> on_x(x);
                 OnGpu<float> on_amax(amax);
-                gpu::raise_amax(on_amax, on_x, 0, nullptr);  // of nothing
+                gpu::raise_amax(on_amax, on_x, 0, nullptr);  // the maximum of nothing
                 gpu::raise_amax(on_amax, on_x, count, nullptr);
                 wait_for_device();
                 on_amax.back();

@@ -8,7 +8,7 @@
 
 TEST_CASE("a persistent GEMM by wgmma and TMA is right in every mode") {
     if (skips_on_other_gpus()) return;
-    static constexpr double bound = 0.005;  // of rounding to bf16
+    static constexpr double bound = 0.005;  // error of rounding to bf16
     in_every_mode([] {
         CHECK(gemm_error<128, 1, false, false>(256, 256, 192, 1) < bound);
         CHECK(gemm_error<128, 2, false, true>(400, 200, 136, 2) < bound);  // not multiples of the tiles

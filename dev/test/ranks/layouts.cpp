@@ -333,7 +333,7 @@ static Results train_in_layout(const Shape& shape, const Groups& groups) {
     return shape.bf16 ? train<bf16>(shape, groups, options) : train<float>(shape, groups, options);
 }
 
-// What is wrong with the results; empty: nothing.
+// Returns the differences of the results from the reference; empty: there are none.
 static std::string failures_of(const Shape& shape, const Reference& reference, const Groups& groups) {
     const Results results = train_in_layout(shape, groups);
     Results everywhere;

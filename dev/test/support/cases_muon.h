@@ -167,7 +167,7 @@ constexpr int64_t SHIFT = 3;  // the arrays of an update begin at any element
 template <class floatX>
 struct Weights {
     Tensor<floatX> weight;
-    Tensor<float> master;  // of bf16 weights
+    Tensor<float> master;  // master copy of bf16 weights
     explicit Weights(int64_t count)
         : weight(random_tensor<floatX>(count + TAIL, 1)), master(random_tensor<float>(count + TAIL, 1)) {}
 

@@ -163,5 +163,5 @@ TEST_CASE_FIXTURE(Output, "--keep-best keeps the checkpoint with the lowest vali
     CHECK(list_directory(out) == Names{"best", "latest", "step_000008"});
     CHECK(read_bytes(out + "/best") == "step_000008\n");
     write_changed_state(out + "/step_000008", [](nlohmann::json& state) { state.erase("val_step"); });
-    CHECK(best_checkpoint(out) == "");  // of a version that did not store the step of the validation
+    CHECK(best_checkpoint(out) == "");  // an older version did not store the step of the validation
 }

@@ -47,7 +47,7 @@ TEST_CASE("the first argument is the command, train by default, and the defaults
     CHECK((o.micro_batch == 4 && o.lr == 6e-4 && o.weight_decay == 0.1 && o.beta1 == 0.9 && o.beta2 == 0.95));
     CHECK((o.eps == 1e-8 && o.grad_clip == 1.0 && o.schedule == Decay::cosine && o.on_nan == OnNan::halt &&
            o.output == "out"));
-    CHECK(o.global_batch == 524288);  // of named sizes only; others have one micro-batch
+    CHECK(o.global_batch == 524288);  // the default of named sizes only; others have one micro-batch
     CHECK(train({"--layers", "2", "--heads", "2", "--channels", "64"}).global_batch == 0);
     CHECK(train({"--init", "d"}).global_batch == 0);
 }
@@ -326,7 +326,8 @@ TEST_CASE("every option comes back through run.toml, but not those of one start"
                              "--stop-after=5", "--quiet", "--trace=t", "--ranks=2"});
     const Options back = with_run_toml(run_toml(o));
     CHECK(run_toml(back) == run_toml(o));
-    CHECK(with_run_toml("train-data = 'x'\ncudnn = \"off\"\n").attention == AttentionBackend::mma);  // of version 0.3.0
+    const char* const of_0_3_0 = "train-data = 'x'\ncudnn = \"off\"\n";
+    CHECK(with_run_toml(of_0_3_0).attention == AttentionBackend::mma);
     const std::set<std::string> of_one_start = {"resume", "config", "stop-after", "ranks", "trace", "quiet", "output"};
     const nlohmann::json options = settings(o);
     for (const auto& option : options.items()) {

@@ -84,7 +84,7 @@ static std::string all_from(int fd, size_t most = 1000) {
 
 static void send_to(int fd, const std::string& bytes) { send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL); }
 
-// What rank 0 says to a stranger that sends these bytes.
+// Returns rank 0's answer to a stranger that sends these bytes.
 static std::string answer_to(int port, const std::string& bytes) {
     const int fd = connect_to(port);
     send_to(fd, bytes);
@@ -110,12 +110,12 @@ static std::vector<Launch> ranks(int world_size, int port, const char* launcher 
 }
 
 static std::string new_id() {
-    std::string id;  // of any bytes
+    std::string id;  // any bytes
     for (int i = 0; i < NCCL_ID_BYTES; i++) id += char(2 * i);
     return id;
 }
 
-// What a rank gets: the id, or exit code and message of its error.
+// Returns the id that a rank gets, or exit code and message of its error.
 static std::string attend(const Launch& launch, double timeout) {
     std::string got;
     const std::string error = refusal([&] { got = share_nccl_id(launch, new_id, timeout); });

@@ -18,7 +18,7 @@ static std::string file_bytes(const std::string& header, const std::string& data
     return std::string(reinterpret_cast<const char*>(&length), 8) + header + data;
 }
 
-// What is said of a file with these bytes, as "65 message". "" if it is accepted.
+// Returns exit code and message of the refusal of a file with these bytes: "65 message". "" if it is accepted.
 static std::string refusal_of(const std::string& bytes) {
     const TemporaryDirectory dir;
     write_bytes(dir / "x", bytes);

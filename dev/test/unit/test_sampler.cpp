@@ -76,7 +76,7 @@ TEST_CASE("top-k keeps the k most probable tokens, top-p the most probable that 
         CAPTURE(top_p);
         check_frequencies(sampler(1.0f, top_k, top_p), logits, probabilities);
     }
-    // Of equal tokens the lower ones are kept, also by temperature 0.
+    // The lower ones of equal tokens are kept, also by temperature 0.
     check_frequencies(sampler(1.0f, 2, 1.0f), {1.0f, 1.0f, 1.0f}, {0.5, 0.5, 0.0});
     check_frequencies(sampler(0.0f, 0, 1.0f), {-1.0f, 3.0f, 3.0f}, {0.0, 1.0, 0.0});
 }
