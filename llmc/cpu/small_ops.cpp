@@ -8,9 +8,11 @@
 #include "base/random.h"
 #include "ops/ops.h"
 
+// The logarithm is computed in double, because log1pf of glibc before 2.41 rounds one argument in 100 otherwise than
+// later ones.
 void cpu::head_losses(float* losses, const float* sums, const int* targets, int N, Stream) {
 #pragma omp parallel for
-    for (int n = 0; n < N; n++) losses[n] = targets[n] < 0 ? 0.0f : std::log1p(sums[n]);
+    for (int n = 0; n < N; n++) losses[n] = targets[n] < 0 ? 0.0f : float(std::log1p(double(sums[n])));
 }
 
 void cpu::sum_of_shards(float* out, const float* parts, int shards, int N, Stream) {
