@@ -23,7 +23,7 @@
 #
 # hopper: 400, in a call of its own
 #   wgmma      200   our attention for Hopper: right, alone and under compute-sanitizer
-#   ways        70   attention of 124M by cuDNN, by wgmma, by mma, and by what --autotune chooses
+#   routes      70   attention of 124M by cuDNN, by wgmma, by mma, and by what --autotune chooses
 #   steps      130   124M trained with wgmma and with cuDNN, with power and clock: the same losses
 #
 # further: 1690
@@ -279,7 +279,7 @@ graphs() {
 }
 
 wgmma() {
-    local tests=("$bin/test_gpu_attention_wgmma" "$bin/test_gpu_attention_ways") tool program
+    local tests=("$bin/test_gpu_attention_wgmma" "$bin/test_gpu_attention_routes") tool program
     need "${tests[@]}"
     for program in "${tests[@]}"; do run "$(basename "$program")" "$program"; done
     for tool in memcheck racecheck; do
@@ -289,7 +289,7 @@ wgmma() {
     wait
 }
 
-ways() {
+routes() {
     local passes="--op=attention_forward --op=attention_backward"
     ops d12 $B "bf16 $passes --attention="{cudnn,wgmma,mma,auto}
 }
@@ -297,13 +297,13 @@ ways() {
 # The power limit decides the speed of a step, so power and clock are logged, and the two take turns.
 steps() {
     tokens
-    local way name log power
+    local route name log power
     for name in wgmma cudnn wgmma-again cudnn-again; do
-        way=${name%-again} log=$out/power-$name.csv
+        route=${name%-again} log=$out/power-$name.csv
         nvidia-smi --query-gpu=timestamp,power.draw.instant,clocks.sm,clocks_event_reasons.active --format=csv \
             --loop-ms=50 >"$log" 2>&1 &
         power=$!
-        train_run "d12-$name" "${hopper[@]}" --steps "$hopper_steps" --attention "$way"
+        train_run "d12-$name" "${hopper[@]}" --steps "$hopper_steps" --attention "$route"
         kill $power 2>/dev/null
         wait $power
         say "$(awk -F', *' '$2 + 0 > 300 { watts += $2; clock += $3; n++ }

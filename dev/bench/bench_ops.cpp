@@ -246,7 +246,8 @@ struct StepBench {
         printf("%-28s %-5s %4s | %10s %8s %8s | %9s %9s %9s %8s\n", "operation", "", "runs", "us", "GB/s", "TFLOP/s",
                "ms a step", "floor", "gap", "reached");
         step();  // computes all activations
-        if (const std::string ways = model.prepare_attention(); !ways.empty()) printf("attention: %s\n", ways.c_str());
+        if (const std::string routes = model.prepare_attention(); !routes.empty())
+            printf("attention: %s\n", routes.c_str());
         rows();
         attention();
         matmuls();

@@ -3,14 +3,14 @@
 // bf16 heads of 64 channels (every GPT-2) and of 128 channels run on tensor cores (attention_mma.cuh). fp32 and other
 // head sizes run on the FMA units (attention_plain.cuh): HS * sizeof(floatX) must be a multiple of 16, HS at most 256,
 // B and T are arbitrary. The kernels here store no (T, T) matrix and use no atomics: the same input gives the same
-// bits. For the bf16 sizes that prepare_attention was called for, there are other ways (attention_ways.h).
+// bits. For the bf16 sizes that prepare_attention was called for, there are other routes (attention_routes.h).
 #pragma once
 #include <algorithm>
 #include <string>
 
 #include "base/device.h"
 #include "cuda/attention_plain.cuh"
-#include "cuda/attention_ways.h"
+#include "cuda/attention_routes.h"
 #include "cuda/simt.h"
 #include "ops/ops.h"
 
@@ -34,7 +34,7 @@ void check_attention(const char* op, int B, int T, int NH, int HS) {
 template <class floatX>
 std::string gpu::prepare_attention(int B, int T, int NH, int HS, bool backward) {
     check_attention<floatX>("attention", B, T, NH, HS);
-    if constexpr (sizeof(floatX) == sizeof(bf16)) return prepare_attention_ways({B, T, NH, HS}, backward);
+    if constexpr (sizeof(floatX) == sizeof(bf16)) return prepare_attention_routes({B, T, NH, HS}, backward);
     return "kernels of ours: cuDNN's are for bf16";
 }
 
@@ -43,7 +43,8 @@ inline int64_t attention_delta_bytes(int B, int T, int NH) { return int64_t(B) *
 template <class floatX>
 int64_t gpu::attention_scratch_bytes(int B, int T, int NH, int HS) {
     int64_t bytes = attention_delta_bytes(B, T, NH);
-    if constexpr (sizeof(floatX) == sizeof(bf16)) bytes = std::max(bytes, attention_ways_scratch_bytes({B, T, NH, HS}));
+    if constexpr (sizeof(floatX) == sizeof(bf16))
+        bytes = std::max(bytes, attention_routes_scratch_bytes({B, T, NH, HS}));
     return bytes;
 }
 

@@ -1,4 +1,4 @@
-// attention_cudnn.cpp: ways to compute bf16 attention by the plans of cudnn_plan.h.
+// attention_cudnn.cpp: routes to compute bf16 attention by the plans of cudnn_plan.h.
 //
 // Memory traffic: forward reads qkv, and writes out and lse, once. Non-deterministic backward accumulates dQ in a float
 // buffer, mostly in the L2 cache. Deterministic backward writes dS, (B, NH, T, T) in bf16, and reads it again: 3.2 GB
@@ -125,16 +125,16 @@ cudnnStatus_t try_execute(const CudnnPlan& plan, std::vector<Binding> tensors, v
     return cudnnBackendExecute(handle(), plan.plan.handle, pack.handle);
 }
 
-// ---- Ways
+// ---- Routes
 
 // `part` sequences at a time by one plan, and the last ones by another if they are fewer.
-struct CudnnWay : AttentionWay {
+struct CudnnRoute : AttentionRoute {
     Key key;
     int part;
     CudnnPlan whole, rest;
 
     // The first plan from candidate `first` on.
-    CudnnWay(const Key& key, int part, int first) : key(key), part(part) {
+    CudnnRoute(const Key& key, int part, int first) : key(key), part(part) {
         const auto& [pass, all] = key;
         const CudnnTarget target{handle(), ""};
         whole = plan_attention(pass, part_of(all, part), target, first);
@@ -184,20 +184,20 @@ std::string cudnn_unavailable() {
                   CUDNN_MAJOR);
 }
 
-OwnedWay cudnn_chosen_way(const AttentionKey& key, const std::string& kept) try {
+OwnedRoute cudnn_chosen_route(const AttentionKey& key, const std::string& kept) try {
     const std::optional<PlanChoice> choice = parse_plan_choice(kept);
     if (!choice || !is_part(key, choice->part)) return nullptr;
-    auto way = std::make_unique<CudnnWay>(key, choice->part, choice->candidate);
-    return way->has_plans() && way->plan_choice() == *choice ? std::move(way) : nullptr;
+    auto route = std::make_unique<CudnnRoute>(key, choice->part, choice->candidate);
+    return route->has_plans() && route->plan_choice() == *choice ? std::move(route) : nullptr;
 } catch (const Error&) {
     return nullptr;
 }
 
-OwnedWay cudnn_first_way(const AttentionKey& key, const PartBytes& part_bytes, std::string& reason) try {
-    auto way = std::make_unique<CudnnWay>(key, largest_part(key, part_bytes), 0);
-    if (way->has_plans()) return way;
+OwnedRoute cudnn_first_route(const AttentionKey& key, const PartBytes& part_bytes, std::string& reason) try {
+    auto route = std::make_unique<CudnnRoute>(key, largest_part(key, part_bytes), 0);
+    if (route->has_plans()) return route;
     reason = "cuDNN has no engine for this shape on this GPU";
-    const CudnnPlan& missing = way->whole ? way->rest : way->whole;
+    const CudnnPlan& missing = route->whole ? route->rest : route->whole;
     if (!missing.reason.empty()) reason += ": " + missing.reason;
     return nullptr;
 } catch (const Error& error) {
@@ -205,24 +205,24 @@ OwnedWay cudnn_first_way(const AttentionKey& key, const PartBytes& part_bytes, s
     return nullptr;
 }
 
-std::vector<OwnedWay> cudnn_candidates(const AttentionKey& key, const PartBytes& part_bytes) {
+std::vector<OwnedRoute> cudnn_candidates(const AttentionKey& key, const PartBytes& part_bytes) {
     constexpr size_t max_plans = 4;
-    std::vector<OwnedWay> ways;
+    std::vector<OwnedRoute> routes;
     int next = 0, storing = -1;
     const auto add = [&](int part, int first) {
-        auto way = std::make_unique<CudnnWay>(key, part, first);
-        if (!way->has_plans()) return false;
-        next = way->whole.candidate + 1;
-        if (storing < 0 && way->whole.workspace_bytes >= ds_bytes(part_of(key.sizes, part)))
-            storing = way->whole.candidate;
-        ways.push_back(std::move(way));
+        auto route = std::make_unique<CudnnRoute>(key, part, first);
+        if (!route->has_plans()) return false;
+        next = route->whole.candidate + 1;
+        if (storing < 0 && route->whole.workspace_bytes >= ds_bytes(part_of(key.sizes, part)))
+            storing = route->whole.candidate;
+        routes.push_back(std::move(route));
         return true;
     };
-    while (ways.size() < max_plans && add(largest_part(key, part_bytes), next)) continue;
-    if (key.pass != AttentionPass::deterministic_backward || storing < 0) return ways;
+    while (routes.size() < max_plans && add(largest_part(key, part_bytes), next)) continue;
+    if (key.pass != AttentionPass::deterministic_backward || storing < 0) return routes;
     for (const int64_t bytes : part_bytes)
         if (const int part = part_size(key, bytes); part < largest_part(key, part_bytes)) add(part, storing);
-    return ways;
+    return routes;
 }
 
 int64_t cudnn_scratch_limit(const AttentionKey& key, const PartBytes& part_bytes) {

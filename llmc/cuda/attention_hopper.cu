@@ -1,7 +1,7 @@
-// attention_hopper.cu: our kernels for Hopper as a way to compute bf16 attention (attention_ways.h). Not in ops.cu,
+// attention_hopper.cu: our kernels for Hopper as a route to compute bf16 attention (attention_routes.h). Not in ops.cu,
 // because tiles with a swizzle are aligned to 1024 bytes, and ptxas aligns the shared memory of all kernels of a file
 // alike.
-#include "cuda/attention_ways.h"
+#include "cuda/attention_routes.h"
 #include "cuda/attention_wgmma_backward.cuh"
 #include "cuda/attention_wgmma_forward.cuh"
 

@@ -1,9 +1,9 @@
-// attention_kernels.cuh: our kernels for every GPU as a way to compute bf16 attention (attention_ways.h): tensor cores
-// for heads of 64 and 128 channels, or else the FMA units. Only ops.cu includes it.
+// attention_kernels.cuh: our kernels for every GPU as a route to compute bf16 attention (attention_routes.h): tensor
+// cores for heads of 64 and 128 channels, or else the FMA units. Only ops.cu includes it.
 #pragma once
 #include "cuda/attention.cuh"
 #include "cuda/attention_mma.cuh"
-#include "cuda/attention_ways.h"
+#include "cuda/attention_routes.h"
 
 inline int64_t mma_scratch_bytes(const gpu::AttentionKey& key) {
     const auto& [B, T, NH, HS] = key.sizes;

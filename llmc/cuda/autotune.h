@@ -1,5 +1,5 @@
 // autotune.h: chooses among the algorithms of a library by time, and keeps the choices (base/device.h). Used for
-// cuBLASLt's algorithms and for the ways to compute attention. A candidate is what may be timed; a choice is the one
+// cuBLASLt's algorithms and for the routes to compute attention. A candidate is what may be timed; a choice is the one
 // that is kept, as a text for a file and for other ranks.
 #pragma once
 #include <algorithm>

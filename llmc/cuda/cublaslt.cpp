@@ -52,7 +52,7 @@ int64_t workspace_limit(const Shape& shape) {
 // to an earlier bias gradient, so it writes to scratch memory and our kernel adds.
 enum class PostKernel { nothing, gelu, gelu_derivative, bias_gradient, add_bias_gradient };
 
-// A way to compute an epilogue: cuBLASLt's epilogue, then our kernel.
+// A route to an epilogue: cuBLASLt's epilogue, then our kernel.
 struct Route {
     cublasLtEpilogue_t epilogue;
     PostKernel post_kernel;
@@ -207,7 +207,7 @@ Plan describe(const Call<floatX>& call, const Route& route) {
 // products were right for all numbers of parts. A batch has tiles enough without parts.
 bool may_split(const Shape& shape) { return shape.k % 128 == 0 && shape.batch == 0; }
 
-// Ways to add split-K partial sums. They are added in float, so two are allowed only where the result is float.
+// Schemes to add split-K partial sums. They are added in float, so two are allowed only where the result is float.
 std::vector<uint32_t> reduction_schemes(const Shape& shape) {
     if (!may_split(shape)) return {};
     if (types_of(shape).out != CUDA_R_32F) return {CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE};

@@ -18,7 +18,7 @@
 #include <nvtx3/nvToolsExt.h>
 #endif
 
-#include "cuda/attention_ways.h"
+#include "cuda/attention_routes.h"
 #include "cuda/autotune.h"
 #include "cuda/cuda_check.h"
 #include "model/mfu.h"

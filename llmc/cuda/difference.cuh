@@ -1,4 +1,4 @@
-// difference.cuh: how much the results of two ways to compute the same differ (autotune.h).
+// difference.cuh: how much the results of two routes of one operation differ (autotune.h).
 #pragma once
 #include <cmath>
 #include <vector>

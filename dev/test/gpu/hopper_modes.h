@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "cuda/attention_ways.h"
+#include "cuda/attention_routes.h"
 #include "cuda/simt.h"
 #include "support/skip.h"
 

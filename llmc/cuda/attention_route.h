@@ -1,4 +1,4 @@
-// attention_way.h: a way to compute bf16 attention on a GPU.
+// attention_route.h: a route to compute bf16 attention on a GPU.
 #pragma once
 #include <compare>
 #include <cstdint>
@@ -32,14 +32,14 @@ struct AttentionCall {
     bf16* dqkv = nullptr;
 };
 
-// A way to compute a pass for given sizes. It overwrites its results, so that it can be timed on a call's operands.
-struct AttentionWay {
-    virtual ~AttentionWay() = default;
+// A route to compute a pass for given sizes. It overwrites its results, so that it can be timed on a call's operands.
+struct AttentionRoute {
+    virtual ~AttentionRoute() = default;
     virtual std::string text() const = 0;                            // name for the log: "cuDNN 9.19.0, engine 10"
     virtual std::string choice() const = 0;                          // text in the file of kept choices
     virtual int64_t scratch_bytes() const = 0;                       // bytes of device_scratch that run() uses
     virtual bool run(const AttentionCall& call, Stream stream) = 0;  // false: it cannot run
 };
-using OwnedWay = std::unique_ptr<AttentionWay>;
+using OwnedRoute = std::unique_ptr<AttentionRoute>;
 
 }  // namespace gpu

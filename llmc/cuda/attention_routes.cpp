@@ -1,5 +1,5 @@
-// attention_ways.cpp: prepares, times, compares and runs the ways of attention_ways.h.
-#include "cuda/attention_ways.h"
+// attention_routes.cpp: prepares, times, compares and runs the routes of attention_routes.h.
+#include "cuda/attention_routes.h"
 
 #include <algorithm>
 #include <map>
@@ -24,10 +24,10 @@ AttentionOptions& options() {
 bool is_fixed(AttentionBackend backend) { return options().backend == backend; }
 bool may_be(AttentionBackend backend) { return is_fixed(AttentionBackend::automatic) || is_fixed(backend); }
 
-struct OwnWay : AttentionWay {
+struct OwnRoute : AttentionRoute {
     const AttentionKernels& kernels;
     AttentionKey key;
-    OwnWay(const AttentionKernels& kernels, const AttentionKey& key) : kernels(kernels), key(key) {}
+    OwnRoute(const AttentionKernels& kernels, const AttentionKey& key) : kernels(kernels), key(key) {}
     std::string text() const override { return std::string(kernels.name) + " kernels of ours"; }
     std::string choice() const override { return kernels.name; }
     int64_t scratch_bytes() const override { return kernels.scratch_bytes(key); }
@@ -37,8 +37,8 @@ struct OwnWay : AttentionWay {
     }
 };
 
-OwnedWay own(const AttentionKernels& kernels, const AttentionKey& key) {
-    return std::make_unique<OwnWay>(kernels, key);
+OwnedRoute own(const AttentionKernels& kernels, const AttentionKey& key) {
+    return std::make_unique<OwnRoute>(kernels, key);
 }
 
 std::string cudnn_reason() { return may_be(AttentionBackend::cudnn) ? cudnn_unavailable() : "cuDNN is not chosen"; }
@@ -53,15 +53,15 @@ const AttentionKernels& fixed_wgmma(const AttentionSizes& sizes) {
     return wgmma_attention;
 }
 
-// ---- The chosen way
+// ---- The chosen route
 
 struct Prepared {
-    OwnedWay way;
-    AttentionOptions options;  // the options that the way was made for
+    OwnedRoute route;
+    AttentionOptions options;  // the options that the route was made for
     std::string choice;        // the kept choice that it was made for; "": none
-    bool is_chosen = false;    // the way is that of the choice
-    std::string remark = "";   // reason, for the log, why it is not another way
-    int version = -1;          // gpu::algorithms_version() when the way was chosen
+    bool is_chosen = false;    // the route is that of the choice
+    std::string remark = "";   // reason, for the log, why it is not another route
+    int version = -1;          // gpu::algorithms_version() when the route was chosen
 };
 
 std::map<AttentionKey, Prepared>& prepared() {
@@ -79,33 +79,33 @@ std::string choice_key(const AttentionKey& key) {
                   ours.c_str(), names[int(key.pass)], B, T, NH, HS);
 }
 
-// The way of a kept choice; null if this machine does not offer it.
-OwnedWay chosen_way(const AttentionKey& key, const std::string& choice) {
+// The route of a kept choice; null if this machine does not offer it.
+OwnedRoute chosen_route(const AttentionKey& key, const std::string& choice) {
     for (const AttentionKernels* kernels : {&wgmma_attention, &mma_attention})
         if (wgmma_is_candidate(key) && choice.starts_with(std::string(kernels->name) + " ")) return own(*kernels, key);
-    return choice.empty() || !cudnn_reason().empty() ? nullptr : cudnn_chosen_way(key, choice);
+    return choice.empty() || !cudnn_reason().empty() ? nullptr : cudnn_chosen_route(key, choice);
 }
 
-// The way without a choice.
-OwnedWay first_way(const AttentionKey& key, std::string& remark) {
+// The route without a choice.
+OwnedRoute first_route(const AttentionKey& key, std::string& remark) {
     if (is_fixed(AttentionBackend::mma)) return own(mma_attention, key);
     if (is_fixed(AttentionBackend::wgmma)) return own(fixed_wgmma(key.sizes), key);
     std::string reason = cudnn_reason();
-    OwnedWay way = reason.empty() ? cudnn_first_way(key, options().part_bytes, reason) : nullptr;
-    ENSURE(way || !is_fixed(AttentionBackend::cudnn), "--attention cudnn: %s; give --attention auto", reason.c_str());
-    if (way) return way;
+    OwnedRoute route = reason.empty() ? cudnn_first_route(key, options().part_bytes, reason) : nullptr;
+    ENSURE(route || !is_fixed(AttentionBackend::cudnn), "--attention cudnn: %s; give --attention auto", reason.c_str());
+    if (route) return route;
     remark = ": " + reason;
     return own(mma_attention, key);
 }
 
-// Makes the way of the kept choice, or the first way, unless it is there.
+// Makes the route of the kept choice, or the first route, unless it is there.
 Prepared& prepare(const AttentionKey& key) {
     Prepared& p = prepared()[key];
     const std::string choice = choice_for(choice_key(key));
-    if (p.way && p.options == options() && p.choice == choice) return p;
-    p = {.way = chosen_way(key, choice), .options = options(), .choice = choice, .version = p.version};
-    p.is_chosen = p.way != nullptr;
-    if (!p.way) p.way = first_way(key, p.remark);
+    if (p.route && p.options == options() && p.choice == choice) return p;
+    p = {.route = chosen_route(key, choice), .options = options(), .choice = choice, .version = p.version};
+    p.is_chosen = p.route != nullptr;
+    if (!p.route) p.route = first_route(key, p.remark);
     return p;
 }
 
@@ -125,7 +125,7 @@ int64_t lse_elements(const AttentionKey& key) {
     return key.pass == AttentionPass::forward ? int64_t(key.sizes.B) * key.sizes.T * key.sizes.NH : 0;
 }
 
-// Layout of device_scratch where wgmma's results are compared: wgmma's memory, the results of another way, ratios.
+// Layout of device_scratch where wgmma's results are compared: wgmma's memory, the results of another route, ratios.
 struct Comparison {
     static constexpr int64_t alignment = 256;
     int64_t results, lse, ratios, bytes;
@@ -137,13 +137,13 @@ struct Comparison {
     }
 };
 
-// The limits of largest_difference. Each way rounds operands (the weights, or their gradients) and results to bf16
-// once. A rounding changes a number by at most 2^-8 of it, and two ways have four. Nothing rounds lse to bf16.
+// The limits of largest_difference. Each route rounds operands (the weights, or their gradients) and results to bf16
+// once. A rounding changes a number by at most 2^-8 of it, and two routes have four. Nothing rounds lse to bf16.
 constexpr float RESULT_LIMIT = 0x1p-6f, LSE_LIMIT = 0x1p-12f;
 
 // Returns why wgmma's results are refused; empty if they agree with those that `other` has computed in this call. A
 // race may show in some runs only, so it computes several times. Results that it leaves unwritten are NaN.
-std::string disagreement(const AttentionCall& call, const AttentionWay& other, AttentionWay& wgmma, Stream stream) {
+std::string disagreement(const AttentionCall& call, const AttentionRoute& other, AttentionRoute& wgmma, Stream stream) {
     constexpr int runs = 3;
     const Comparison at(call.key);
     char* const scratch = static_cast<char*>(device_scratch(at.bytes));
@@ -171,47 +171,48 @@ std::string disagreement(const AttentionCall& call, const AttentionWay& other, A
     return "";
 }
 
-bool try_run(AttentionWay& way, const AttentionCall& call, Stream stream) {
-    if (way.run(call, stream)) return true;
-    CUDA_CHECK(cudaStreamSynchronize(stream));  // reports an earlier error that is not the way's
+bool try_run(AttentionRoute& route, const AttentionCall& call, Stream stream) {
+    if (route.run(call, stream)) return true;
+    CUDA_CHECK(cudaStreamSynchronize(stream));  // reports an earlier error that is not the route's
     return false;
 }
 
 // The candidates for the call's operands, first the one that computes without a choice; none if there is no
 // other. refused: why wgmma is not one of them.
-std::vector<OwnedWay> candidates(const AttentionCall& call, std::string& refused, Stream stream) {
-    std::vector<OwnedWay> ways;
-    if (cudnn_reason().empty()) ways = cudnn_candidates(call.key, options().part_bytes);
+std::vector<OwnedRoute> candidates(const AttentionCall& call, std::string& refused, Stream stream) {
+    std::vector<OwnedRoute> routes;
+    if (cudnn_reason().empty()) routes = cudnn_candidates(call.key, options().part_bytes);
     const bool with_wgmma = wgmma_is_candidate(call.key);
-    if (ways.empty() && with_wgmma) ways.push_back(own(mma_attention, call.key));
+    if (routes.empty() && with_wgmma) routes.push_back(own(mma_attention, call.key));
     int64_t bytes = with_wgmma ? Comparison(call.key).bytes : 0;
-    for (const OwnedWay& way : ways) bytes = std::max(bytes, way->scratch_bytes());
+    for (const OwnedRoute& route : routes) bytes = std::max(bytes, route->scratch_bytes());
     device_reserve_scratch(bytes);
-    if (!with_wgmma) return ways;
-    const auto other = std::ranges::find_if(ways, [&](const OwnedWay& way) { return try_run(*way, call, stream); });
-    if (other == ways.end()) return ways;
-    OwnedWay wgmma = own(wgmma_attention, call.key);
+    if (!with_wgmma) return routes;
+    const auto other =
+        std::ranges::find_if(routes, [&](const OwnedRoute& route) { return try_run(*route, call, stream); });
+    if (other == routes.end()) return routes;
+    OwnedRoute wgmma = own(wgmma_attention, call.key);
     refused = disagreement(call, **other, *wgmma, stream);
-    if (refused.empty()) ways.push_back(std::move(wgmma));
-    return ways;
+    if (refused.empty()) routes.push_back(std::move(wgmma));
+    return routes;
 }
 
-// Keeps the fastest way.
+// Keeps the fastest route.
 void choose_fastest(const AttentionCall& call, Prepared& p, Stream stream) {
     std::string refused;
-    std::vector<OwnedWay> ways = candidates(call, refused, stream);
+    std::vector<OwnedRoute> routes = candidates(call, refused, stream);
     const std::optional<Fastest> best =
-        fastest(stream, ways.size(), [&](size_t i) { return try_run(*ways[i], call, stream); });
+        fastest(stream, routes.size(), [&](size_t i) { return try_run(*routes[i], call, stream); });
     if (!best) return;
     if (best->index > 0) p.remark.clear();
     p.remark += refused;
-    p.way = std::move(ways[best->index]);
-    keep_choice(choice_key(call.key), p.way->choice(), *best);
+    p.route = std::move(routes[best->index]);
+    keep_choice(choice_key(call.key), p.route->choice(), *best);
     p.choice = choice_for(choice_key(call.key));
     p.is_chosen = true;
 }
 
-// An upper bound of the scratch memory before the way is made.
+// An upper bound of the scratch memory before the route is made.
 int64_t scratch_limit(const AttentionKey& key) {
     int64_t bytes = cudnn_reason().empty() ? cudnn_scratch_limit(key, options().part_bytes) : 0;
     if (is_fixed(AttentionBackend::wgmma)) bytes = fixed_wgmma(key.sizes).scratch_bytes(key);
@@ -226,18 +227,18 @@ AttentionPass attention_backward_pass() {
     return options().deterministic ? AttentionPass::deterministic_backward : AttentionPass::backward;
 }
 
-std::string prepare_attention_ways(const AttentionSizes& sizes, bool backward) {
+std::string prepare_attention_routes(const AttentionSizes& sizes, bool backward) {
     const Prepared& forward = prepare({AttentionPass::forward, sizes});
-    std::string text = forward.way->text() + forward.remark;
+    std::string text = forward.route->text() + forward.remark;
     if (!backward) return text;
     const Prepared& p = prepare({attention_backward_pass(), sizes});
-    return text + "; backward " + p.way->text() + p.remark;
+    return text + "; backward " + p.route->text() + p.remark;
 }
 
-int64_t attention_ways_scratch_bytes(const AttentionSizes& sizes) {
+int64_t attention_routes_scratch_bytes(const AttentionSizes& sizes) {
     const AttentionKey forward{AttentionPass::forward, sizes}, backward{attention_backward_pass(), sizes};
     const Prepared *f = find(forward), *b = find(backward);
-    if (f) return std::max(f->way->scratch_bytes(), b ? b->way->scratch_bytes() : 0);
+    if (f) return std::max(f->route->scratch_bytes(), b ? b->route->scratch_bytes() : 0);
     return std::max(scratch_limit(forward), scratch_limit(backward));
 }
 
@@ -247,9 +248,9 @@ void run_attention(const AttentionCall& call, Stream stream) {
     if (p->version != algorithms_version() && !is_capturing(stream)) {
         p->version = algorithms_version();
         if (!prepare(call.key).is_chosen && timing_algorithms()) choose_fastest(call, *p, stream);
-        device_reserve_scratch(p->way->scratch_bytes());
+        device_reserve_scratch(p->route->scratch_bytes());
     }
-    if (!p->way->run(call, stream)) fail(EXIT_INTERNAL, "%s: it refuses to run attention", p->way->text().c_str());
+    if (!p->route->run(call, stream)) fail(EXIT_INTERNAL, "%s: it refuses to run attention", p->route->text().c_str());
 }
 
 }  // namespace gpu

@@ -1,6 +1,6 @@
-// test_gpu_attention_ways.cu: the choice among the ways to compute attention. Other kernels take the place of ours for
-// Hopper: wrong ones, which must be refused, and right ones, which are chosen where they are faster. In the emulator
-// kernels take no time, so these take what a test says.
+// test_gpu_attention_routes.cu: the choice among the routes to compute attention. Other kernels take the place of ours
+// for Hopper: wrong ones, which must be refused, and right ones, which are chosen where they are faster. In the
+// emulator kernels take no time, so these take what a test says.
 #include "cuda/attention.cuh"
 #include "cuda/autotune.h"
 #include "gpu/on_gpu.h"
@@ -30,7 +30,7 @@ struct Planted {
 };
 static Planted planted;
 
-// The test's kernels, on every GPU, and no choices. Without cuDNN in the emulator mma is the other way.
+// The test's kernels, on every GPU, and no choices. Without cuDNN in the emulator mma is the other route.
 struct WithPlanted {
     explicit WithPlanted(Planted p) {
         setenv("SIMT_CUDNN", "0", 1);
@@ -66,7 +66,7 @@ static std::string prepared_text(const gpu::AttentionSizes& s) {
     return gpu::prepare_attention<bf16>(s.B, s.T, s.NH, s.HS, true);
 }
 
-// Forward and backward of prepared sizes. timed: the first call of each times the ways.
+// Forward and backward of prepared sizes. timed: the first call of each times the routes.
 static Outputs computed(bool timed, const gpu::AttentionSizes& s = sizes) {
     const auto& [B, T, NH, HS] = s;
     prepared_text(s);
