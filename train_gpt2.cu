@@ -23,9 +23,7 @@
 #include "train/algorithms.h"
 #include "train/plan.h"
 #include "train/run.h"
-#include "train/same_ranks.h"
 #include "train/saver.h"
-#include "train/stop.h"
 #include "train/trainer.h"
 
 // One optimizer step on grad_accum_steps micro-batches. The host queues it, and on a GPU waits for nothing. Returns

@@ -17,9 +17,9 @@ SOURCES := $(shell cat train_gpt2.cu $(SOURCES) | cksum | cut -d ' ' -f 1)
 BUILT_OF := $(VERSION) $(COMMIT) $(SOURCES)
 $(shell mkdir -p $(BUILD) && { echo "$(BUILT_OF)" | cmp -s - $(BUILD)/commit || echo "$(BUILT_OF)" >$(BUILD)/commit; })
 BUILT_FROM := -DVERSION='"$(VERSION)$(if $(COMMIT), (commit $(COMMIT)))"' -DSOURCES='"$(SOURCES)"'
-$(BUILD)/llmc/train/version.o: CXXFLAGS += $(BUILT_FROM)
-build/fuzz/llmc/train/version.o: FUZZFLAGS += $(BUILT_FROM)
-$(BUILD)/llmc/train/version.o build/fuzz/llmc/train/version.o: $(BUILD)/commit
+$(BUILD)/llmc/base/version.o: CXXFLAGS += $(BUILT_FROM)
+build/fuzz/llmc/base/version.o: FUZZFLAGS += $(BUILT_FROM)
+$(BUILD)/llmc/base/version.o build/fuzz/llmc/base/version.o: $(BUILD)/commit
 
 # The curves of data/curves, each as a text of C++, for train/log.cpp: the program has them in any folder.
 CURVES := $(sort $(wildcard data/curves/*.jsonl))

@@ -1,6 +1,6 @@
-// sources: llmc/train/options.cpp llmc/train/option_checks.cpp llmc/train/option_names.cpp llmc/train/version.cpp
-// llmc/model/params.cpp llmc/base/print.cpp llmc/text/unicode.cpp llmc/base/files.cpp llmc/base/content.cpp
-// llmc/base/json.cpp llmc/base/toml.cpp llmc/base/common.cpp
+// sources: llmc/train/options.cpp llmc/train/option_checks.cpp llmc/train/option_names.cpp llmc/model/params.cpp
+// llmc/text/unicode.cpp llmc/base/print.cpp llmc/base/files.cpp llmc/base/content.cpp llmc/base/json.cpp
+// llmc/base/toml.cpp llmc/base/version.cpp llmc/base/common.cpp
 //
 // fuzz_options.cpp: parses any command line, and resumes with any run.toml, or any run.json of version 0.2.0. They must
 // be accepted, or refused with the exit code of their error. Accepted options must come back through run.toml. An input

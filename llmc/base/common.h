@@ -67,3 +67,6 @@ std::string human_bytes(int64_t bytes);  // 6593445888 -> "6.14 GiB"
 std::string plain_number(double value, int digits = 3);
 double seconds_now();     // monotonic clock
 std::string host_name();  // the name of this machine
+
+std::string version();                 // "train_gpt2 0.3.0 (commit 1234abc)"; without the commit if the build has none
+extern const char SOURCES_CHECKSUM[];  // checksum of the sources that the program was built from

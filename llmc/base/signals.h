@@ -17,3 +17,10 @@ void end_by_signal(int number);
 
 // Call this early in main. Process 1, as in a container, ignores signals that have no handler, so they get one.
 void handle_signals_of_process_1();
+
+// Asks the run to stop at one of STOP_SIGNALS from now on, apart from those that the caller ignores, as nohup does with
+// SIGHUP, and a shell script with SIGINT in commands that it starts with &. After the first signal, training leaves its
+// step between two micro-steps, saves, and ends with EXIT_PREEMPTED. A second signal ends the process at once.
+// announce: print a line on stderr at the first signal; set it on rank 0 only.
+void stop_on_signals(bool announce);
+bool stop_requested();

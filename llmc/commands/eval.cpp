@@ -12,7 +12,6 @@
 #include "infer/tasks.h"
 #include "text/text_reader.h"
 #include "train/plan.h"
-#include "train/same_ranks.h"
 
 struct Scored {
     std::string name;

@@ -16,7 +16,6 @@
 #include "commands/commands.h"
 #include "text/input.h"
 #include "train/plan.h"
-#include "train/same_ranks.h"
 
 // Reads a prompt that is piped into the program. A caller may leave its end of the pipe open, and never write.
 static std::string read_stdin() {

@@ -17,9 +17,9 @@
 #include "base/common.h"
 #include "base/files.h"
 #include "base/json.h"
+#include "base/tensorboard.h"
 #include "infer/tasks.h"
 #include "model/mfu.h"
-#include "train/tensorboard.h"
 
 static constexpr int64_t LARGEST_LOG = int64_t(1) << 34;
 

@@ -168,6 +168,3 @@ inline Schedule schedule_of(const Options& o) {
 
 // Returns how many windows of T + 1 tokens --val-tokens means: 80 if -1; 0: all; else those with so many targets.
 inline int64_t windows_of(int64_t val_tokens, int T) { return val_tokens < 0 ? 80 : (val_tokens + T - 1) / T; }
-
-std::string version();                 // "train_gpt2 0.3.0 (commit 1234abc)"; without the commit if the build has none
-extern const char SOURCES_CHECKSUM[];  // checksum of the sources that the program was built from

@@ -7,7 +7,6 @@
 #include "base/trace.h"
 #include "checkpoint/checkpoint.h"
 #include "infer/generate.h"
-#include "train/same_ranks.h"
 
 MemoryOptions Run::memory_options() const {
     return memory_options_of(options, groups.dp.world_size, groups.tp.shard_index);

@@ -1,9 +1,12 @@
-#include "train/same_ranks.h"
-
+// same_ranks.cpp: refuses ranks that were not started alike.
 #include <set>
 
 #include "base/common.h"
+#include "base/device.h"
 #include "base/files.h"
+#include "parallel/comm.h"
+#include "train/options.h"
+#include "train/start.h"
 
 // Returns the same for two builds of the same sources, by other compilers for example.
 static std::string describe_program() {

@@ -1,15 +1,17 @@
-// start.h: finds where a command starts.
+// start.h: finds where a command starts, and refuses ranks that were not started alike.
 #pragma once
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "base/json.h"
 #include "checkpoint/hf.h"
 #include "text/tokenizer.h"
 
 struct Comm;
 struct Corpus;
 struct Options;
+enum class Command;
 
 // The shape of a command's model, its weights and its tokenizer.
 struct RunStart {
@@ -31,3 +33,13 @@ RunStart find_trained_model(const Options& options, bool need_tokenizer, const C
 
 // Refuses shards of another vocabulary size than that of the tokenizer. option: where the data come from.
 void check_vocabulary(const Corpus& data, const char* option, const RunStart& start, const Options& options);
+
+// ---- ranks that were started alike (same_ranks.cpp). All ranks call each function.
+
+// To be called before any other collective.
+void check_same_command(Comm& comm, Command command);
+// Refuses ranks that differ in the program, in options or in these facts, by name. The error names the first that
+// differs, and the first rank that differs from rank 0.
+void compare_ranks(Comm& comm, const Options& options, Json facts);
+// Names the first rank whose CPU_ISA or build is not that of rank 0, so that it may round differently; "" if none is.
+std::string differing_rounding(Comm& comm);

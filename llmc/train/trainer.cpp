@@ -4,12 +4,12 @@
 #include <cmath>
 
 #include "base/common.h"
+#include "base/signals.h"
 #include "base/trace.h"
 #include "infer/eval.h"
 #include "infer/generate.h"
 #include "infer/tasks.h"
 #include "train/algorithms.h"
-#include "train/stop.h"
 
 // ---- the start
 

@@ -72,7 +72,7 @@ def test_the_link_follows_the_flags_each_of_which_has_a_folder(tmp_path):
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="this is no git checkout")
 def test_the_version_has_the_commit_which_a_new_commit_compiles_alone(tmp_path):
-    objects = [f"build/release-debug-nocudnn-nompi-nonccl/llmc/{name}.o" for name in ("base/files", "train/version")]
+    objects = [f"build/release-debug-nocudnn-nompi-nonccl/llmc/{name}.o" for name in ("base/files", "base/version")]
     clone = tmp_path / "clone"
     run("git clone -q", ROOT, clone)
 

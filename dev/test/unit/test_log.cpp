@@ -21,10 +21,10 @@
 #include <nlohmann/json.hpp>
 
 #include "base/common.h"
+#include "base/tensorboard.h"
 #include "support/parse.h"
 #include "support/refusal.h"
 #include "support/temporary.h"
-#include "train/tensorboard.h"
 
 using nlohmann::json;
 

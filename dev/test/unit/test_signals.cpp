@@ -1,6 +1,6 @@
-// test_stop.cpp: tests the signals that ask a run to stop, sent to a process with several threads. test_resume.py sends
-// them to a run.
-#include "train/stop.h"
+// test_signals.cpp: tests the signals that ask a run to stop, sent to a process with several threads. test_resume.py
+// sends them to a run.
+#include "base/signals.h"
 
 #include <doctest/doctest.h>
 #include <fcntl.h>
@@ -13,7 +13,6 @@
 #include <utility>
 #include <vector>
 
-#include "base/signals.h"
 #include "support/temporary.h"
 
 // Waits until a signal asks it to stop, then takes `saving` seconds, and ends with status 0.
