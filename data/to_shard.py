@@ -2,7 +2,7 @@
 """to_shard.py IN OUT.bin: converts a token file of another trainer to a token shard (format: docs/data.md).
 
 Reads bare tokens (nanoGPT's train.bin, dolma's .npy, datatrove's .ds, Megatron's .bin), NumPy arrays of one dimension
-(.npy) and LLM.Q's token files. Splits into OUT_000001.bin, OUT_000002.bin, ... above 100 million tokens.
+(.npy), LLM.Q's token files and litgpt's chunks (chunk-*.bin of litdata). Splits into OUT_000001.bin, OUT_000002.bin, ... above 100 million tokens.
 
 The size of bare tokens is that of --dtype, else of an index beside the file (.idx, .ds.index), else of tokens with
 zeros in their upper bytes, else of --vocab-size. A file that may have tokens of 2 or of 4 bytes is refused.
@@ -11,6 +11,7 @@ import argparse
 import array
 import ast
 import codecs
+import json
 import os
 import struct
 import sys
@@ -19,6 +20,7 @@ MAGIC, SHARD_TOKENS = 20240520, 100_000_000
 DTYPES = {"uint16": "H", "uint32": "I", "int32": "i", "uint64": "Q", "int64": "q"}  # typecodes of array.array
 NUMPY_TYPES = {"<u2": "H", "<u4": "I", "<i4": "i", "<u8": "Q", "<i8": "q"}
 MEGATRON_TYPES = {4: "i", 5: "q", 8: "H"}
+LITDATA_TYPES = {"no_header_tensor:16": "i", "no_header_tensor:18": "q", "no_header_tensor:20": "H"}
 MEGATRON_INDEX = b"MMIDIDX\0\0"
 OTHERS = {b"PK\3\4": "a zip archive (.npz?)", b"\x1f\x8b": "compressed (gzip)",
           b"\x28\xb5\x2f\xfd": "compressed (zstd)", b"PAR1": "a Parquet file",
@@ -49,6 +51,29 @@ def is_text(start):
     except UnicodeDecodeError:
         return False
     return all(c >= " " or c in "\t\n\f\r" for c in text)
+
+
+def litdata_type(file, size, args):
+    """Returns the type of the tokens of litdata's chunk, and leaves the file at the first; None for other files. A chunk
+    begins with its number of items and, in bytes, where each item begins and the last one ends."""
+    file.seek(0)
+    count, begin = struct.unpack("<II", file.read(8).ljust(8, b"\0"))
+    if count == 0 or begin != 4 * count + 8 or begin > size:
+        return None
+    file.seek(begin - 4)
+    end, = struct.unpack("<I", file.read(4))
+    index, items = os.path.join(os.path.dirname(file.name), "index.json"), ""
+    if os.path.exists(index):
+        with open(index, encoding="utf-8") as text:
+            items = " ".join(json.load(text)["config"]["data_format"])
+        if items not in LITDATA_TYPES or end != size:
+            sys.exit(f"{file.name}: is a chunk of litdata with {end} bytes of {items}; it has {size} bytes, and "
+                     f"litgpt's tokens are of {' or '.join(LITDATA_TYPES)}")
+    elif end == size and not args.dtype:
+        sys.exit(f"{file.name}: is a chunk of litdata, whose index.json is missing; give --dtype")
+    elif end != size:
+        return None
+    return LITDATA_TYPES[items] if items else DTYPES[args.dtype]
 
 
 def indexed_type(path, size):
@@ -106,6 +131,8 @@ def token_type(file, size, args):
             sys.exit(f"{file.name}: is {what}, not tokens")
     if start and is_text(start):
         sys.exit(f"{file.name}: is text, not tokens; tokenize it with train_gpt2 tokenize")
+    if kind := litdata_type(file, size, args):
+        return kind
     file.seek(0)
     return DTYPES.get(args.dtype) or bare_type(file, size, args.vocab_size)
 

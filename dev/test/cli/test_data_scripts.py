@@ -4,6 +4,7 @@ downloads from a server on this machine, and the training command that text.sh p
 import gzip
 import hashlib
 import http.server
+import json
 import os
 import struct
 import threading
@@ -291,3 +292,22 @@ def test_to_shard_takes_the_size_of_tokens_from_megatrons_and_datatroves_index(t
     (tmp_path / "a.bin").write_bytes(struct.pack("<2H", 1, 2))
     failed = execute("python3 data/to_shard.py", tmp_path / "a.bin", tmp_path / "shard.bin")
     assert failed.code == 1 and "has 4 bytes, and the index beside it 3 tokens; is one of them cut off?" in failed.err
+
+
+def test_to_shard_reads_litgpts_chunks_without_their_header(tmp_path):
+    chunk, index = tmp_path / "chunk-0-0.bin", tmp_path / "index.json"
+    convert = ["python3 data/to_shard.py", chunk, tmp_path / "shard.bin"]
+    for code, kind in ((20, "H"), (16, "i"), (18, "q")):
+        tokens = struct.pack(f"<4{kind}", 5, 6, 7, 8)
+        chunk.write_bytes(struct.pack("<4I", 2, 16, 16 + len(tokens) // 4, 16 + len(tokens)) + tokens)
+        index.write_text(json.dumps({"config": {"data_format": [f"no_header_tensor:{code}"]}}))
+        run(*convert)
+        assert (tmp_path / "shard.bin").read_bytes()[1024:] == struct.pack("<4H", 5, 6, 7, 8)
+    chunk.write_bytes(chunk.read_bytes()[:-2])
+    assert "has 46 bytes, and litgpt's" in execute(*convert).err
+    chunk.write_bytes(struct.pack("<3I2H", 1, 12, 16, 5, 6))
+    index.write_text('{"config": {"data_format": ["jpeg"]}}')
+    assert "with 16 bytes of jpeg" in execute(*convert).err
+    index.unlink()
+    assert "a chunk of litdata, whose index.json is missing; give --dtype" in execute(*convert).err
+    assert "2 tokens" in run(*convert, "--dtype uint16").out
