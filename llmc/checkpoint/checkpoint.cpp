@@ -329,8 +329,9 @@ FoundCheckpoint find_model(const std::string& given, const VerifyProgress& progr
     if (path_exists(path + "/config.json") || path_exists(path + "/adapter_config.json")) return {path, {}};
     if (path_exists(path + "/run.toml"))
         fail(EXIT_NO_INPUT, "%s: this run has saved no checkpoint yet (--checkpoint-every)", path.c_str());
-    fail(EXIT_NO_INPUT, "%s: is neither a Hugging Face directory (no config.json) nor the output of a run (no step_*)",
-         path.c_str());
+    fail(EXIT_NO_INPUT,
+         "%s: is neither a Hugging Face directory (no config.json) nor the output of a run (no step_*)%s", path.c_str(),
+         name_other_weights(list_directory(path)).c_str());
 }
 
 // ---- loading

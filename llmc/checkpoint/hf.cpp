@@ -395,6 +395,22 @@ HFConfig read_hf_config(const std::string& dir) {
     return config;
 }
 
+std::string name_other_weights(const std::vector<std::string>& names) {
+    static constexpr std::pair<const char*, const char*> known[] = {
+        {".pt", "PyTorch"},     {".pth", "PyTorch"}, {".ckpt", "PyTorch or TensorFlow"},
+        {".distcp", "PyTorch"}, {".h5", "Keras"},    {".index", "TensorFlow"},
+        {".msgpack", "Flax"},   {".onnx", "ONNX"},   {".gguf", "llama.cpp"},
+    };
+    for (const std::string& name : names)
+        for (const auto& [suffix, program] : known)
+            if (name.ends_with(suffix))
+                return format(
+                    "; %s is a file of %s, and only safetensors are read: load it there, and if its model is "
+                    "a GPT-2, save it with save_pretrained() of transformers",
+                    printable(name).c_str(), program);
+    return "";
+}
+
 static Safetensors open_model(const std::string& dir) {
     const std::string single = dir + "/model.safetensors", index = single + ".index.json";
     if (path_exists(single)) return open_safetensors(single);
@@ -404,7 +420,7 @@ static Safetensors open_model(const std::string& dir) {
              "%s: has only pytorch_model.bin, a pickle, which can run code and is not read; convert to safetensors "
              "(transformers: model.save_pretrained(DIR, safe_serialization=True))",
              dir.c_str());
-    fail(EXIT_NO_INPUT, "%s: has no model.safetensors", dir.c_str());
+    fail(EXIT_NO_INPUT, "%s: has no model.safetensors%s", dir.c_str(), name_other_weights(list_directory(dir)).c_str());
 }
 
 // Accepts lm_head.weight only if it equals wte bit for bit.

@@ -89,6 +89,10 @@ void check_weights(const std::string& dir, const GPT2Config& config);
 // distribution, as by resize_token_embeddings of transformers. The layout must outlive it.
 TensorWriter enlarge_vocabulary(int V, const ParamLayout& layout, uint64_t seed, const TensorWriter& write);
 
+// "; model.pt is a file of PyTorch, ..." with what to do, of the first of these names that is known as other programs'
+// weights; "" without one.
+std::string name_other_weights(const std::vector<std::string>& names);
+
 // Whether the path is a file with the magic number of llm.c's models. The functions above refuse (EXIT_BAD_DATA)
 // another version, unsupported sizes, and a file that is not as long as its header says.
 bool is_llmc_model(const std::string& path);

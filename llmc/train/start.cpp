@@ -53,8 +53,8 @@ static std::string directory_of_init(const std::string& init) {
     }
     fail(EXIT_NO_INPUT,
          "--init %s is a file: give a directory with config.json and model.safetensors, such as save_pretrained() of "
-         "transformers makes from a .pt or .bin file, or a checkpoint, or the output of a run, or a model of llm.c",
-         init.c_str());
+         "transformers makes, or a checkpoint, or the output of a run, or a model of llm.c%s",
+         init.c_str(), name_other_weights({name}).c_str());
 }
 
 // Finds the weights of --init: in this directory, in the newest checkpoint of a run's output, or in llm.c's .bin.

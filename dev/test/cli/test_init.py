@@ -134,3 +134,18 @@ def test_folders_that_hold_something_else_are_refused_and_the_message_says_what_
         if removed:
             (model / removed).unlink()
         refused(65, "is a LoRA adapter (adapter_config.json), which is not applied; ", *sample, model)
+
+
+def test_weights_of_other_programs_are_named_in_a_folder_and_alone(model, tmp_path):
+    sample = [PROGRAM, "generate --prompt king --init"]
+    (model / "model.safetensors").rename(model / "model.old")
+    for name, program in (("flax_model.msgpack", "Flax"), ("model.onnx", "ONNX"), ("d2.gguf", "llama.cpp"),
+                          ("model.weights.h5", "Keras"), ("model_000100.pt", "PyTorch")):
+        (model / name).write_bytes(b"weights")
+        says = f"; {name} is a file of {program}, and only safetensors are read: load it there, and if its model is"
+        refused(66, f"{model}: has no model.safetensors{says}", *sample, model)
+        refused(66, says, *sample, model / name)
+        (tmp_path / program).mkdir()
+        (model / name).rename(tmp_path / program / name)
+        refused(66, f"{tmp_path / program}: is neither a Hugging Face directory (no config.json) nor the output of a "
+                f"run (no step_*){says}", *sample, tmp_path / program)
