@@ -73,7 +73,7 @@ for arch in "${archs[@]}"; do
         kernels_of "$arch" "$work/log" >>"$work/table"
         case $source:$arch in
             llmc/cuda/ops.cu:*) rules=() ;;
-            */attention_hopper.cu:90a | */hopper_kernels.cu:*) rules=(--hopper) ;;
+            */*_hopper.cu:90a | */hopper_kernels.cu:*) rules=(--hopper) ;;
             *) continue ;;
         esac
         if ! ./dev/opcodes.py "${rules[@]}" "$work/cubin"; then

@@ -37,7 +37,7 @@ RULES = [
     (r"(round|widen|accumulate)_kernel", ["LDG.128", "STG.128"], ["LDL", "STL"]),
 ]
 # The same for Hopper's kernels, which have no code for other GPUs.
-HOPPER_RULES = [(r"(hopper_(gemm|chain)|attention_(forward|backward)_wgmma)_kernel",
+HOPPER_RULES = [(r"(hopper_(gemm|chain)|(attention_(forward|backward)|matmul)_wgmma)_kernel",
                  ["HGMMA", "UTMALDG", "UTMASTG", "STSM"], ["LDL", "STL"])]
 
 

@@ -24,7 +24,7 @@ REPLAYS = sorted(path.stem.replace("fuzz_", "replay_") for path in HERE.glob("..
 GPU_TESTS = sorted(path.stem for path in HERE.glob("gpu/test_*.cu"))
 SIMT = sorted(path.stem for path in HERE.glob("../simt/test/test_*.cu"))  # tests of the emulator itself
 KERNELS = GPU_TESTS + SIMT
-SHOWN_STORES = [*SIMT, "test_gpu_attention_wgmma"]  # SANITIZE=stores
+SHOWN_STORES = [*SIMT, "test_gpu_attention_wgmma", "test_gpu_matmul_wgmma"]  # SANITIZE=stores
 EMULATED = [f"emulator/{name}" for name in [*KERNELS, "test_gpt2cu"]]
 # Tests with the CPU's matrix instructions in plain C++ (support/emulated_units.h), for machines with AVX-512.
 UNITS = ["units/test_gpt2", "units/test_matmul", "units/test_matrix_attention", "units/test_head"]

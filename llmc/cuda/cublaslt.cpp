@@ -28,7 +28,8 @@ using namespace gpu;
 namespace {
 
 constexpr const char* kind_names[] = {"forward", "input-gradient", "weight-gradient"};
-constexpr const char* epilogue_names[] = {"", "+bias", "+gelu", "+bias+gelu", "*gelu'", "+bias gradient"};
+constexpr const char* epilogue_names[] = {"",       "+bias",          "+gelu",        "+bias+gelu",
+                                          "*gelu'", "+bias gradient", "+exponentials"};
 constexpr const char* operand_names[] = {"fp32", "bf16", "fp8"};
 
 template <class floatX>
@@ -50,7 +51,7 @@ int64_t workspace_limit(const Shape& shape) {
 
 // The part of an epilogue that one of our kernels computes after the matmul. add_bias_gradient: the library cannot add
 // to an earlier bias gradient, so it writes to scratch memory and our kernel adds.
-enum class PostKernel { nothing, gelu, gelu_derivative, bias_gradient, add_bias_gradient };
+enum class PostKernel { nothing, gelu, gelu_derivative, bias_gradient, add_bias_gradient, exponentials };
 
 // A route to an epilogue: cuBLASLt's epilogue, then our kernel.
 struct Route {
@@ -104,6 +105,8 @@ std::vector<Route> routes(const Shape& shape) {
             if (shape.operands == Operands::fp32) return {{CUBLASLT_EPILOGUE_DEFAULT, PostKernel::bias_gradient}};
             return {{CUBLASLT_EPILOGUE_DEFAULT, PostKernel::bias_gradient},
                     {CUBLASLT_EPILOGUE_BGRADB, PostKernel::add_bias_gradient}};
+        case Epilogue::exponentials:
+            return {{CUBLASLT_EPILOGUE_DEFAULT, PostKernel::exponentials}};
     }
     return {};
 }
@@ -294,6 +297,10 @@ void queue_post_kernel(const Plan& plan, const Call<floatX>& call, Stream stream
         gpu::gelu_backward<floatX>({result, call.amax}, call.pre_gelu, result, count, stream);
     if constexpr (std::is_same_v<floatX, bf16>)
         if (plan.post_kernel == PostKernel::nothing && call.amax) gpu::raise_amax(call.amax, result, count, stream);
+    if (plan.post_kernel == PostKernel::exponentials && call.shape.to_float)
+        gpu::head_exponentials(static_cast<float*>(call.out), call.head, call.shape.n, call.shape.m, stream);
+    else if (plan.post_kernel == PostKernel::exponentials)
+        gpu::head_exponentials(result, call.head, call.shape.n, call.shape.m, stream);
     const int N = call.shape.k, OC = call.shape.n;  // the call computes a weight's gradient
     if (plan.post_kernel == PostKernel::bias_gradient)
         gpu::bias_backward<floatX>(call.dbias, static_cast<const floatX*>(call.b), N, OC, call.accumulate,
@@ -400,17 +407,10 @@ bool is_split(const Plan& plan) {
 
 // ---- Choice by time
 
-std::string choice_key(const Shape& s) {
-    return format("%s; %s; %s %s m %d n %d k %d%s%s%s%s, aligned to %d", device_info().name.c_str(),
-                  device_libraries().c_str(), kind_names[int(s.kind)], operand_names[int(s.operands)], s.m, s.n, s.k,
-                  epilogue_names[int(s.epilogue)], s.adds_residual ? "+residual" : "", s.batch > 0 ? ", a batch" : "",
-                  s.to_float ? " to float" : "", s.alignment);
-}
-
 // The chosen plan, if there is a choice and this library still accepts it.
 template <class floatX>
 std::optional<Plan> chosen_plan(const Call<floatX>& call) {
-    const std::optional<MatmulChoice> choice = parse_matmul_choice(gpu::choice_for(choice_key(call.shape)));
+    const std::optional<MatmulChoice> choice = parse_matmul_choice(gpu::choice_for(matmul_key(call.shape)));
     const std::vector<Route> all_routes = routes(call.shape);
     if (!choice || size_t(choice->route) >= all_routes.size()) return {};
     cublasLtMatmulAlgo_t algo;
@@ -451,12 +451,12 @@ Plan fastest_plan(const Call<floatX>& call, Stream stream) {
     }
     const std::optional<gpu::Fastest> best =
         gpu::fastest(stream, plans.size(), [&](size_t i) { return try_run(plans[i], call, stream); });
-    if (!best) fail(EXIT_INTERNAL, "cuBLASLt has no algorithm for %s", choice_key(call.shape).c_str());
+    if (!best) fail(EXIT_INTERNAL, "cuBLASLt has no algorithm for %s", matmul_key(call.shape).c_str());
     const Plan& plan = plans[best->index];
     MatmulChoice choice = {int(route_of[best->index]), {}};
     static_assert(sizeof(plan.algo.data) == sizeof(choice.algorithm));
     std::copy(std::begin(plan.algo.data), std::end(plan.algo.data), choice.algorithm.begin());
-    gpu::keep_choice(choice_key(call.shape), choice_text(choice), *best);
+    gpu::keep_choice(matmul_key(call.shape), choice_text(choice), *best);
     return plan;
 }
 
@@ -525,7 +525,14 @@ void gpu::cublaslt_matmul(MatmulCall<floatX> call, Stream stream) {
             plans().emplace(call.shape, plan);
             return;
         }
-    fail(EXIT_INTERNAL, "cuBLASLt has no algorithm for %s", choice_key(call.shape).c_str());
+    fail(EXIT_INTERNAL, "cuBLASLt has no algorithm for %s", matmul_key(call.shape).c_str());
+}
+
+std::string gpu::matmul_key(const Shape& s) {
+    return format("%s; %s; %s %s m %d n %d k %d%s%s%s%s, aligned to %d", device_info().name.c_str(),
+                  device_libraries().c_str(), kind_names[int(s.kind)], operand_names[int(s.operands)], s.m, s.n, s.k,
+                  epilogue_names[int(s.epilogue)], s.adds_residual ? "+residual" : "", s.batch > 0 ? ", a batch" : "",
+                  s.to_float ? " to float" : "", s.alignment);
 }
 
 int64_t gpu::cublaslt_scratch_bytes(int C) {

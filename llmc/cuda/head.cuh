@@ -1,9 +1,12 @@
-// head.cuh: the head (ops.inc): the losses of the logits, and their gradients, around cuBLASLt's matmuls.
+// head.cuh: the head (ops.inc): the losses of the logits, and their gradients, around matmuls.
 //
-// With `keep`, one kernel passes over the logits. It reads each once and writes e over it: 2*N*Vp*sizeof(floatX) bytes,
-// which bound the time (13.2 GB for N = 65536, Vp = 50304, bf16). A block owns a row. Blocks take the last rows first:
-// the matmul that computed the logits wrote them last, so some are still in the L2 cache, and the matmuls that read e
-// begin with the first rows. The factors of a row, f and -f S, are applied to tensors of C columns, never to e.
+// On Hopper our matmul may write e itself (matmul_routes.h): then nothing passes over the logits, and without `keep`
+// nothing stores them. Else they are cuBLASLt's.
+//
+// With `keep`, one kernel passes over cuBLASLt's logits. It reads each once and writes e over it: 2*N*Vp*sizeof(floatX)
+// bytes, which bound the time (13.2 GB for N = 65536, Vp = 50304, bf16). A block owns a row. Blocks take the last rows
+// first: the matmul that computed the logits wrote them last, so some are still in the L2 cache, and the matmuls that
+// read e begin with the first rows. The factors of a row, f and -f S, are applied to tensors of C columns, never to e.
 //
 // Without `keep`, the matmul writes the logits in float, and the kernel only adds up. So the losses are as exact as
 // float, whatever floatX is; the memory holds the logits of as many rows at a time as fit.
@@ -14,6 +17,7 @@
 
 #include "cuda/embedding.cuh"
 #include "cuda/matmul.h"
+#include "cuda/matmul_routes.h"
 #include "cuda/simt.h"
 #include "ops/ops.h"
 
@@ -212,25 +216,31 @@ void gpu::head_targets(float* target_logits, const HeadInput<floatX>& head, Stre
                  target_logits, head);
 }
 
+template <class T>
+void gpu::head_exponentials(T* logits, const HeadRows& head, int rows, int Vp, Stream stream) {
+    auto kernel = head_exponentials_kernel<T, true>;
+    if constexpr (sizeof(T) == sizeof(float))
+        if (!head.keep) kernel = head_exponentials_kernel<T, false>;
+    INVARIANT(head.keep || sizeof(T) == sizeof(float), "sums of exponentials of %d rows of rounded logits", rows);
+    simt::launch(kernel, rows, HEAD_THREADS, 0, stream, head.sums, logits, head.target_logits, head.targets, head.shard,
+                 Vp);
+}
+
 template <class floatX>
 void gpu::head_forward(float* sums, void* exponentials, const float* target_logits, const HeadInput<floatX>& head,
                        bool keep, Stream stream) {
     check_head_sizes("head_forward", head);
-    const int at_once = keep ? head.N : ceil_div(head.N, ROWS_OF_FLOATS<floatX>);
+    MatmulShape shape = {Kind::forward, Epilogue::exponentials, operands_of<floatX>, head.Vp, head.N, head.C};
+    shape.to_float = !keep && !is_by_wgmma(shape);
+    const int at_once = shape.to_float ? ceil_div(head.N, ROWS_OF_FLOATS<floatX>) : head.N;
     for (int n = 0; n < head.N; n += at_once) {
-        const int rows = std::min(at_once, head.N - n);
-        MatmulShape shape = {Kind::forward, Epilogue::nothing, operands_of<floatX>, head.Vp, rows, head.C};
-        shape.to_float = !keep;
-        cublaslt_matmul<floatX>(
-            {.shape = shape, .a = head.weight.rows, .b = head.inp + int64_t(n) * head.C, .out = exponentials}, stream);
-        const auto add_up = [&](auto kernel, auto* logits) {
-            simt::launch(kernel, rows, HEAD_THREADS, 0, stream, sums + n, logits, target_logits + n, head.targets + n,
-                         head.shard, head.Vp);
-        };
-        if (keep)
-            add_up(head_exponentials_kernel<floatX, true>, static_cast<floatX*>(exponentials));
-        else
-            add_up(head_exponentials_kernel<float, false>, static_cast<float*>(exponentials));
+        shape.n = std::min(at_once, head.N - n);
+        matmul<floatX>({.shape = shape,
+                        .a = head.weight.rows,
+                        .b = head.inp + int64_t(n) * head.C,
+                        .out = exponentials,
+                        .head = {sums + n, target_logits + n, head.targets + n, head.shard, keep}},
+                       stream);
     }
 }
 

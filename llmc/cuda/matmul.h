@@ -2,6 +2,7 @@
 #pragma once
 #include <compare>
 #include <cstdint>
+#include <string>
 
 #include "base/fp8.h"
 #include "ops/ops.h"
@@ -19,7 +20,7 @@ int64_t matmul_scratch_bytes(int N, int C);
 enum class Kind { forward, input_gradient, weight_gradient };
 
 // The operation on the result of a matmul, as the caller sees it.
-enum class Epilogue { nothing, bias, gelu, bias_gelu, gelu_derivative, bias_gradient };
+enum class Epilogue { nothing, bias, gelu, bias_gelu, gelu_derivative, bias_gradient, exponentials };
 
 enum class Operands { fp32, bf16, fp8 };
 template <class floatX>
@@ -35,6 +36,16 @@ struct MatmulShape {
     int batch = 0;          // matmuls whose operands lie one after another; 0: a single one, which has plans of its own
     bool to_float = false;  // the result is float, as a weight's gradient always is
     auto operator<=>(const MatmulShape&) const = default;
+};
+
+// The arguments of head_forward (ops.inc) for Epilogue::exponentials, which turns logits into e. Without `keep` only
+// `sums` is a result, and the library's logits must be float.
+struct HeadRows {
+    float* sums;
+    const float* target_logits;
+    const int* targets;
+    VocabShard shard;
+    bool keep;
 };
 
 // cuBLASLt's matrices are column-major: a row-major (R, C) matrix is to it a (C, R) matrix with leading dimension C.
@@ -55,6 +66,7 @@ struct MatmulCall {
     bool accumulate = false;     // into out and dbias
     const float *a_scale = nullptr, *b_scale = nullptr;  // FP8 dequantization scales
     float* amax = nullptr;                               // raised to the largest magnitude of out
+    HeadRows head = {};                                  // of Epilogue::exponentials
 };
 
 // Queues the matmul, with a plan that later calls of this shape use again.
@@ -64,6 +76,9 @@ void cublaslt_matmul(MatmulCall<floatX> call, Stream stream);
 // Bytes of device_scratch that the matmuls of a model of C channels use.
 int64_t cublaslt_scratch_bytes(int C);
 
+// The key of a shape's choice (autotune.h).
+std::string matmul_key(const MatmulShape& shape);
+
 // ---- kernels of ops.cu
 
 // The bias gradient of matmul_backward. bias.cuh has the contracts.
@@ -72,6 +87,10 @@ int64_t bias_scratch_bytes(int N, int OC);
 template <class floatX>
 void bias_backward(float* dbias, const floatX* dout, int N, int OC, bool accumulate, void* scratch, Stream stream);
 void sum_bias_parts(float* dbias, const float* parts, int rows, int OC, bool accumulate, Stream stream);
+
+// Writes e over logits (rows, Vp) with keep, and the sums of e.
+template <class T>
+void head_exponentials(T* logits, const HeadRows& head, int rows, int Vp, Stream stream);
 
 // Raises *amax (Out) to the largest magnitude of x (count).
 void raise_amax(float* amax, const bf16* x, int64_t count, Stream stream);

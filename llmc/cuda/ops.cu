@@ -13,15 +13,17 @@
 #include "cuda/head.cuh"
 #include "cuda/layernorm.cuh"
 #include "cuda/matmul.h"
+#include "cuda/matmul_routes.h"
 #include "cuda/muon.cuh"
 #include "cuda/norm.cuh"
 #include "cuda/residual.cuh"
 
 template <class floatX>
-int64_t gpu::scratch_bytes(int B, int T, int C, int NH, int) {
+int64_t gpu::scratch_bytes(int B, int T, int C, int NH, int Vp) {
     const int N = B * T;
     return std::max({matmul_scratch_bytes<floatX>(N, C), layernorm_scratch_bytes<floatX>(N, C),
-                     head_scratch_bytes<floatX>(N, C), attention_scratch_bytes<floatX>(B, T, NH, C / NH)});
+                     head_scratch_bytes<floatX>(N, C), matmul_routes_scratch_bytes<floatX>(N, Vp),
+                     attention_scratch_bytes<floatX>(B, T, NH, C / NH)});
 }
 
 template <class floatX>
@@ -44,6 +46,7 @@ INSTANTIATE(gpu::prepare_attention);
 INSTANTIATE(gpu::attention_forward);
 INSTANTIATE(gpu::attention_backward);
 INSTANTIATE(gpu::attention_decode);
+INSTANTIATE(gpu::head_exponentials);
 INSTANTIATE(gpu::largest_difference);
 INSTANTIATE(gpu::gelu_forward);
 INSTANTIATE(gpu::gelu_backward);

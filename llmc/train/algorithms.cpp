@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <sstream>
 #include <utility>
 
 #include "base/common.h"
@@ -67,6 +68,9 @@ static void time_here(GPT2<floatX>& model, Optimizer<floatX>& optimizer, Log& lo
     const auto timed = std::ranges::count(choices, '\n') - std::ranges::count(known, '\n');
     log.note(format("timed the algorithms of %d matmuls and attentions in %.1f s%s", int(timed), seconds_now() - begin,
                     problem.c_str()));
+    std::istringstream lines(choices);
+    for (std::string line; std::getline(lines, line);)
+        if (line.find(" refused, ") != line.npos && known.find(line) == known.npos) log.note(line);
 }
 
 template <class floatX>
