@@ -22,9 +22,10 @@
 #   memcheck    20   compute-sanitizer on a tiny run and the kernel tests
 #
 # hopper: 400, in a call of its own
-#   wgmma      200   our attention for Hopper: right, alone and under compute-sanitizer
-#   routes      70   attention of 124M by cuDNN, by wgmma, by mma, and by what --autotune chooses
-#   steps      130   124M trained with wgmma and with cuDNN, with power and clock: the same losses
+#   wgmma      170   our attention and matmuls for Hopper: right, alone and under compute-sanitizer
+#   routes      60   attention of 124M by cuDNN, by wgmma, by mma, and by what --autotune chooses
+#   steps      110   124M trained with wgmma and with cuDNN, with power and clock: the same losses
+#   matmuls     60   124M with the head's matmul of ours and with cuBLASLt's, if --autotune chose ours: the same losses
 #
 # further: 1690
 #   llmc       120   124M in llm.c, and again here
@@ -279,7 +280,7 @@ graphs() {
 }
 
 wgmma() {
-    local tests=("$bin/test_gpu_attention_wgmma" "$bin/test_gpu_attention_routes") tool program
+    local tests=("$bin"/test_gpu_{attention_wgmma,attention_routes,matmul_wgmma}) tool program
     need "${tests[@]}"
     for program in "${tests[@]}"; do run "$(basename "$program")" "$program"; done
     for tool in memcheck racecheck; do
@@ -311,6 +312,21 @@ steps() {
     done
     claim "two runs by wgmma have the same losses" same_losses d12-wgmma d12-wgmma-again $hopper_steps
     claim "by wgmma and by cuDNN the losses agree within 1 %" near_losses d12-wgmma d12-cudnn $hopper_steps 0.01
+}
+
+# The first run times both routes. Their times are in its choice, which another file of choices changes to cuBLASLt.
+matmuls() {
+    tokens
+    local kept=$XDG_CACHE_HOME/train_gpt2/algorithms.txt changed=$out/matmuls/train_gpt2/algorithms.txt
+    train_run d12-matmuls "${hopper[@]}" --steps $few
+    run matmuls-choice grep '^wgmma .*+exponentials' "$kept"
+    mkdir -p "${changed%/*}"
+    sed '/^wgmma /s/: wgmma /: cuBLASLt /' "$kept" >"$changed"
+    XDG_CACHE_HOME=$out/matmuls train_run d12-library-matmuls "${hopper[@]}" --steps $few
+    train_run d12-matmuls-again "${hopper[@]}" --steps $few
+    claim "two runs with the chosen matmuls have the same losses" same_losses d12-matmuls d12-matmuls-again $few
+    claim "with cuBLASLt's in place of ours the losses agree within 1 %" \
+        near_losses d12-matmuls d12-library-matmuls $few 0.01
 }
 
 # On two GPUs: ranks by NCCL have the same losses, bit for bit, as one rank, with every --zero. With layers split

@@ -108,6 +108,7 @@ def test_every_stage_passes_and_every_claim_holds(tmp_path):
     assert {"train_gpt2", "train_gpt2cu", KERNELS + "bench_ops"} < {*second[0]} and not {*TESTS} & {*second[0]}
     assert {*TESTS, "test_gpt2cu"} < {*second[1]}
     assert "ok   racecheck-test_gpu_attention_wgmma " in said and "ok   profile " in said and "ERR_NVGPUCTRPERM" in said
+    assert "ok   racecheck-test_gpu_matmul_wgmma " in said and re.search("\nok   matmuls-choice .* wgmma 1; ", said)
     assert len(CLAIMS) >= 10 and said.count("\nok   two GPUs with --") == 6
     assert [claim for claim in CLAIMS if f"\nok   {claim}" not in said] == []
     tables = (machines[1].out / "results.md").read_text()
