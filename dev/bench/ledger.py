@@ -13,9 +13,9 @@ launch. Matmuls also pay for the tiles of their last wave and for other tensors 
 prints each assumption with its range, its source and the command that measures it.
 
 The launches are those of one rank without recomputation, with master weights and cuDNN's deterministic attention, or,
-with --attention wgmma, our kernels for Hopper. A bias gradient is a kernel of its own, although --autotune may choose
-cuBLASLt's epilogue for it. bench_ops has the same operations, calls, bytes and FLOPs: `ledger.py --operations` and
-`bench_ops --list` print the same lines.
+with --attention wgmma and --head wgmma, our kernels for Hopper. A bias gradient is a kernel of its own, although
+--autotune may choose cuBLASLt's epilogue for it. bench_ops has the same operations, calls, bytes and FLOPs: `ledger.py
+--operations` and `bench_ops --list` print the same lines.
 """
 import argparse
 import math
@@ -86,6 +86,8 @@ RANKS, NODES = "train_gpt2cu --ranks 8 --zero 1", "srun --ntasks-per-node 8 trai
 ASSUMPTIONS = {
     "matmul bf16": Assumption(0.75, 0.71, 0.79, OPS, "fitted, with epilogue, to 18 operations of 124M and 1558M on "
                               "H200 (-9 to 10 %); the largest matmul had 729 TFLOP/s on one H200 and 812 on another"),
+    "matmul by wgmma": Assumption(0.72, 0.6, 0.79, OPS + " --op 'head forward'", "an estimate, never timed; a "
+                                  "prototype of its main loop: 360 us, cuBLASLt 368 (qkv forward, H200)"),
     "matmul fp32": Assumption(0.75, 0.5, 0.9, OPS, "an estimate: no tensor cores, no figure of cuBLAS was found"),
     "matmul fp8": Assumption(0.81, 0.7, 0.9, OPS, "one scale per tensor; fitted to 65536 x 6656 x 1664 at 1160 TFLOP/s "
                              "(nanochat, dev/LOG.md: 1.45 ms, 0.2 of them an estimate for the cast) and an inner "
@@ -131,7 +133,7 @@ def matmul_seconds(launch, gpu):
     """SMs compute the tiles of the result in whole waves. A weight's gradient has few tiles and a long inner dimension,
     so up to MAX_SPLITS SMs share a tile (split-K); each writes float partial sums, which are read again to be added."""
     m, n, k = launch.shape
-    matmul = ASSUMPTIONS["matmul " + launch.precision]
+    matmul = ASSUMPTIONS["matmul " + ("by wgmma" if "by wgmma" in launch.kernels else launch.precision)]
     times = []
     for rows, columns in (TILE, TILE[::-1]):
         tiles = math.ceil(m / rows) * math.ceil(n / columns)
@@ -202,6 +204,7 @@ class Shape:
     ranks: int = 1  # with ZeRO-1
     muon: bool = False
     wgmma: bool = False  # attention by our kernels for Hopper
+    head_wgmma: bool = False  # the head's forward by our matmul for Hopper, which writes exponentials
 
     def __post_init__(self):
         self.N = self.B * self.T
@@ -342,8 +345,12 @@ def head_and_losses(s):
     def other(operation, kernels, moved, launches=1):
         return Launch("head", operation, kernels, beside, calls, moved, launches=launches, extra=moved, begins=False)
     yield Launch("head", "head targets", "head_targets", beside, calls, row + target_rows)
-    yield matmul("head forward", "matmul", (rows, Vp, C))
-    yield other("head forward", "head_exponentials", 2 * logits)
+    if s.head_wgmma:
+        yield matmul("head forward", "matmul and exponentials by wgmma", (rows, Vp, C))
+        yield other("head forward", "sum_of_shards", 4 * rows * math.ceil(Vp / 192))
+    else:
+        yield matmul("head forward", "matmul", (rows, Vp, C))
+        yield other("head forward", "head_exponentials", 2 * logits)
     yield Launch("head", "head losses", "head_losses", beside, calls, 12 * rows)
     yield matmul("head backward", "input gradient", (rows, C, Vp))
     yield other("head backward", "head_factors", 8 * rows * C + 2 * row + target_rows)  # between: in float
@@ -575,7 +582,7 @@ def summary(launches, s, gpu):
 
 def describe(s, gpu):
     return (f"{s.L} layers, {s.NH} heads, {s.C} channels, vocabulary {s.V} ({s.Vp} in memory), {s.precision}, "
-            f"{'Muon, ' * s.muon}{'attention by wgmma, ' * s.wgmma}"
+            f"{'Muon, ' * s.muon}{'attention by wgmma, ' * s.wgmma}{'head by wgmma, ' * s.head_wgmma}"
             f"B {s.B}, T {s.T}, {s.micro_steps} micro-step{'s' * (s.micro_steps > 1)}, "
             f"{s.ranks} GPU{'s' * (s.ranks > 1)}, {gpu.title}: {gpu.sms} SMs, {gpu.memory:,} GB/s")
 
@@ -664,6 +671,7 @@ def arguments(args):
     add("--precision", default="bf16", choices=PRECISIONS, help="fp8: of the layers' matmuls [bf16]")
     add("--optimizer", default="adamw", choices=("adamw", "muon"), help="muon: on one GPU [adamw]")
     add("--attention", default="cudnn", choices=("cudnn", "wgmma"), help="wgmma: our kernels for Hopper [cudnn]")
+    add("--head", default="cublaslt", choices=("cublaslt", "wgmma"), help="wgmma: our matmul for Hopper [cublaslt]")
     add("--logit-rows", type=int, help="tokens whose logits are in memory at a time [65536]; bench_ops on a CPU: 1024",
         default=int(in_source("llmc/cuda/ops.cu", r"preferred_logit_rows\(\) { return (\d+)")[0]))
     add("--measured", metavar="FILE", help="results of bench_ops --json: their times stand beside the predictions")
@@ -681,11 +689,12 @@ def shape_of(a):
             fail(f"--{name.replace('_', '-')} {getattr(a, name)} must be at least 1")
     if a.optimizer == "muon" and a.ranks > 1:
         fail(f"--ranks {a.ranks}: --optimizer muon is predicted for one GPU; try --ranks 1")
-    if a.attention == "wgmma" and (a.precision == "fp32" or not GPUS[a.gpu].hopper):
-        fail("--attention wgmma is bf16 on Hopper; try --gpu h200 --precision bf16")
+    for name in ("attention", "head"):
+        if getattr(a, name) == "wgmma" and (a.precision == "fp32" or not GPUS[a.gpu].hopper):
+            fail(f"--{name} wgmma is bf16 on Hopper; try --gpu h200 --precision bf16")
     max_T, L, NH, C = MODELS[a.model]
     return Shape(L, NH, C, max(max_T, a.seq_len), a.vocab_size, a.micro_batch, a.seq_len, a.precision, a.micro_steps,
-                 a.logit_rows, a.ranks, a.optimizer == "muon", a.attention == "wgmma")
+                 a.logit_rows, a.ranks, a.optimizer == "muon", a.attention == "wgmma", a.head == "wgmma")
 
 
 def print_assumptions():
