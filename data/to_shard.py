@@ -54,8 +54,8 @@ def is_text(start):
 
 
 def litdata_type(file, size, args):
-    """Returns the type of the tokens of litdata's chunk, and leaves the file at the first; None for other files. A chunk
-    begins with its number of items and, in bytes, where each item begins and the last one ends."""
+    """Returns the type of the tokens of litdata's chunk, and leaves the file at the first; None for other files. A
+    chunk begins with its number of items and, in bytes, where each item begins and the last one ends."""
     file.seek(0)
     count, begin = struct.unpack("<II", file.read(8).ljust(8, b"\0"))
     if count == 0 or begin != 4 * count + 8 or begin > size:
