@@ -206,14 +206,15 @@ std::string prepare_attention(int, int, int, int, bool) {
 }
 INSTANTIATE(prepare_attention);
 
-int preferred_logit_rows() { return 1024; }  // the exponentials of GPT-2's vocabulary then take 206 MB
+int preferred_logit_rows() { return 1024; }  // in fp32 the exponentials of GPT-2's vocabulary then take 206 MB
 
 template <class floatX>
 int64_t scratch_bytes(int B, int T, int C, int NH, int Vp) {
     const int N = B * T;
     int64_t bytes = vector_operations<floatX>().scratch_bytes(B, T, C, NH, Vp);
-    const int shapes[][2] = {{C, 3 * C}, {C, C}, {C, 4 * C}, {4 * C, C}, {C, Vp}};  // IC, OC
-    for (const auto& [IC, OC] : shapes) bytes = std::max(bytes, matmul_scratch_bytes<floatX>(N, IC, OC));
+    // IC, OC. The head has operations of its own, and logits of one row are computed without scratch.
+    for (const auto& [IC, OC] : {std::pair(C, 3 * C), {C, C}, {C, 4 * C}, {4 * C, C}})
+        bytes = std::max(bytes, matmul_scratch_bytes<floatX>(N, IC, OC));
     if (const auto* unit = matrix_operations<floatX>()) bytes = std::max(bytes, unit->scratch_bytes(B, T, C, NH, Vp));
     return bytes;
 }

@@ -1,10 +1,13 @@
 // matrix_head.h: the head (ops/ops.inc) in bf16 on matrix units. Compiled as matrix_matmul.h is.
 //
-// The logits exist as sums of a 32 x 32 block only, in the first-level cache. The epilogue of their matmul writes the
-// exponentials e twice, packed as the operands of both matmuls of backward: rows as A of e W, columns as B of
-// (f X)^T e, the transposed gradient of the weight. To pack them that way takes two shuffles for two rows of a block,
-// where columns as A would take a transposition. The gradient is transposed instead, when it is added to dweight: it
-// has C rows, and e has as many as there are tokens.
+// A task of forward owns up to MOST_ROWS micro-panels of rows and a part of the vocabulary, which it visits in strips
+// of STRIP micro-panels. The logits of a strip exist as sums of 32 x 32 blocks only. Their epilogue packs the
+// exponentials e twice. Those packed as rows stay in the second-level cache, where e W reads them at once: its sums,
+// without the rows' factors, are all that backward needs for dinp. Those packed as columns, B of the transposed
+// gradient of the weight, (f X)^T e, are stored. Columns as A would take a transposition; the gradient is transposed
+// instead, when it is added to dweight: it has C rows, and e has as many as there are tokens.
+//
+// The parts depend on the vocabulary alone, and their sums are added in order: the bits do not depend on the threads.
 #pragma once
 #include <cmath>
 
@@ -14,99 +17,182 @@ namespace cpu::VARIANT {
 
 namespace {
 
+constexpr int STRIP = KC;                       // micro-panels
+constexpr int MOST_PARTS = 4, LEAST_PART = 64;  // of the vocabulary, for threads to share; in micro-panels
+constexpr int MOST_ROWS = 8;                    // micro-panels, whose strip fits into TASK_SUMS
+constexpr int TASK_BYTES = 640 << 10;           // of the second-level cache, for the operands and sums of a task
+
+int part_panels(int v_panels) { return round_up(std::max(ceil_div(v_panels, MOST_PARTS), LEAST_PART), STRIP); }
+int parts_of(int v_panels) { return ceil_div(v_panels, part_panels(v_panels)); }
+
 // The layout of `exponentials` (head_bytes), for n = N rounded up to whole micro-panels.
 struct HeadMemory {
-    bf16 *inp, *scaled;            // (n, C) packed: the input of the head; (C, n): the input times f
-    bf16 *e_rows, *e_columns;      // (n, Vp) and (Vp, n) packed; only with `keep`
-    float* block_sums;             // (panels of Vp, n): sums of e over 32 columns
+    bf16* inp;                     // the input of the head packed, (n, C); in backward that times f, (C, n)
+    bf16* e;                       // (Vp, n) packed; only with `keep`
+    float* products;               // (parts, n, C) in 32 x 32 blocks: e W; only with `keep`
+    float* strip_sums;             // (strips, n): sums of e over the columns of a strip
     float *shift, *factor, *pull;  // (n): a log2(e), f, -f S
     int* columns;                  // (n): the target's column in the shard, or -1
     int64_t bytes;
 
     HeadMemory(void* base, int N, int C, int Vp, bool keep) {
         Arena arena{base, PAGE};
-        const int n = round_up(N, PANEL);
+        const int n = round_up(N, PANEL), v_panels = panels_of(Vp);
         inp = arena.take<bf16>(operand_size(n, C));
-        scaled = arena.take<bf16>(operand_size(n, C));
-        e_rows = arena.take<bf16>(keep ? operand_size(n, Vp) : 0);
-        e_columns = arena.take<bf16>(keep ? operand_size(n, Vp) : 0);
-        block_sums = arena.take<float>(int64_t(n) * panels_of(Vp));
+        e = arena.take<bf16>(keep ? operand_size(n, Vp) : 0);
+        products = arena.take<float>(keep ? parts_of(v_panels) * operand_size(n, C) : 0);
+        strip_sums = arena.take<float>(int64_t(n) * ceil_div(v_panels, STRIP));
         shift = arena.take<float>(n), factor = arena.take<float>(n), pull = arena.take<float>(n);
         columns = arena.take<int>(n);
         bytes = arena.bytes;
     }
 };
 
-// block_sums, and with KEEP e_rows and e_columns, from the logits' sums.
+// What a task of forward keeps of a strip, in its thread's scratch memory (TASK_SUMS).
+struct Strip {
+    float *sums, *lanes;  // of the logits; of the exponentials, (rows, 16)
+    bf16* e;              // packed as A
+
+    explicit Strip(void* scratch) {
+        Arena arena{scratch};
+        sums = arena.take<float>(MOST_ROWS * STRIP * BLOCK);
+        lanes = arena.take<float>(MOST_ROWS * PANEL * 16);
+        e = arena.take<bf16>(MOST_ROWS * STRIP * TILE_PAIR);
+    }
+};
+
+// The exponentials of a strip from the sums of its logits: strip.lanes, and with KEEP strip.e and memory.e.
 template <bool KEEP>
 struct ExponentialEpilogue {
     HeadMemory memory;
-    int n_panels, v_panels, vocabulary;  // vocabulary: columns before the padding
+    Strip strip;
+    int row, column, n_panels;  // the first micro-panels of the task and of the strip; micro-panels of n
+    int vocabulary;             // columns before the padding
 
     INLINE void prefetch(int, int, int, int) const {}
 
     // r0 and r1 are even.
     INLINE void apply(const float* sums, int i, int j, int r0, int r1) const {
         const uint32_t in_vocabulary = lane_mask32(vocabulary - j * PANEL);
-        float* block_sums = memory.block_sums + (int64_t(j) * n_panels + i) * PANEL;
+        const __m512i first = _mm512_set1_epi32(j * PANEL), size = _mm512_set1_epi32(PANEL);
+        const auto targets = [&](int half) {  // rows whose target is in this block
+            const __m512i column = _mm512_loadu_si512(memory.columns + i * PANEL + 16 * half);
+            return _mm512_cmplt_epu32_mask(_mm512_sub_epi32(column, first), size);
+        };
+        if (in_vocabulary == ~0u && !(targets(0) | targets(1)))
+            rows<false>(sums, i, j, r0, r1, in_vocabulary);
+        else
+            rows<true>(sums, i, j, r0, r1, in_vocabulary);
+    }
+
+    template <bool MASK>
+    __attribute__((noinline)) void rows(const float* sums, int i, int j, int r0, int r1, uint32_t in_vocabulary) const {
+        bf16* rows = pair_at(strip.e, i - row, j - column, STRIP);
+        bf16* columns = pair_at(memory.e, j, i, n_panels);
         for (int r = r0; r < r1; r += 2) {
-            const __m512i x = row(sums, block_sums, i, j, r, in_vocabulary);
-            const __m512i y = row(sums, block_sums, i, j, r + 1, in_vocabulary);
+            const __m512i x = exponentials<MASK>(sums, i, j, r, in_vocabulary);
+            const __m512i y = exponentials<MASK>(sums, i, j, r + 1, in_vocabulary);
             if (!KEEP) continue;
-            bf16* rows = pair_at(memory.e_rows, i, j, v_panels) + PANEL * r;
-            bf16* columns = pair_at(memory.e_columns, j, i, n_panels) + TILE / PANEL * r;
-            store_line<true>(rows, x);
-            store_line<true>(rows + PANEL, y);
-            store_line<true>(columns, interleave(x, y, 0));
-            store_line<true>(columns + TILE, interleave(x, y, 1));
+            store_line<false>(rows + PANEL * r, x);
+            store_line<false>(rows + PANEL * r + PANEL, y);
+            store_line<true>(columns + TILE / PANEL * r, interleave(x, y, 0));
+            store_line<true>(columns + TILE / PANEL * r + TILE, interleave(x, y, 1));
         }
     }
 
-    // e of row r, rounded.
-    INLINE __m512i row(const float* sums, float* block_sums, int i, int j, int r, uint32_t in_vocabulary) const {
+    // Those of row r, rounded.
+    template <bool MASK>
+    INLINE __m512i exponentials(const float* sums, int i, int j, int r, uint32_t in_vocabulary) const {
         const int n = i * PANEL + r;
-        const uint32_t lane = uint32_t(memory.columns[n] - j * PANEL);
-        const __mmask32 mask = in_vocabulary & ~(lane < PANEL ? 1u << lane : 0u);
         const __m512 shift = broadcast(memory.shift[n]);
         const auto e = [&](int half) {
             const __m512 x = _mm512_fmsub_ps(_mm512_load_ps(sums + PANEL * r + 16 * half), broadcast(LOG2_E), shift);
             // min returns its second operand where one is NaN, so NaN stays.
-            return _mm512_maskz_mov_ps(__mmask16(mask >> (16 * half)),
-                                       exp2_16(_mm512_min_ps(broadcast(HEAD_LIMIT * LOG2_E), x)));
+            return exp2_16(_mm512_min_ps(broadcast(HEAD_LIMIT * LOG2_E), x));
         };
-        const __m512 first = e(0), second = e(1);
-        block_sums[r] = _mm512_reduce_add_ps(_mm512_add_ps(first, second));
+        __m512 first = e(0), second = e(1);
+        if (MASK) {
+            const uint32_t lane = uint32_t(memory.columns[n] - j * PANEL);
+            const __mmask32 mask = in_vocabulary & ~(lane < PANEL ? 1u << lane : 0u);
+            first = _mm512_maskz_mov_ps(__mmask16(mask), first);
+            second = _mm512_maskz_mov_ps(__mmask16(mask >> 16), second);
+        }
+        float* lanes = strip.lanes + (n - row * PANEL) * 16;
+        _mm512_store_ps(lanes, _mm512_add_ps(_mm512_load_ps(lanes), _mm512_add_ps(first, second)));
         return round_pair_to_bf16(first, second);
     }
 };
 
-// dinp (N, C) = f sums + pull W[target]. sums = e W.
-struct HeadInputEpilogue {
-    HeadMemory memory;
-    bf16* dinp;
-    const bf16* weight;
-    int N, C;
+// A task of forward: the rows of inp and micro-panels v0 to v1 - 1 of the vocabulary. products: its sums e W.
+template <bool KEEP>
+void head_task(const HeadMemory& memory, float* products, const Strip& strip, const PackedOperand& inp,
+               const HeadInput<bf16>& head, int v0, int v1) {
+    const PackedOperand forward = packed_forward(head.weight.packed, head.Vp, head.C);
+    const PackedOperand backward = packed_backward(head.weight.packed, head.Vp, head.C);
+    const int rows = inp.panels * PANEL, n = panels_of(head.N) * PANEL;
+    const TileRegisters registers;
+    for (int v = v0; v < v1; v += STRIP) {
+        const int width = std::min(STRIP, v1 - v);
+        const PackedOperand e{strip.e, inp.panels, width, STRIP * TILE_PAIR};
+        const PackedOperand w{backward.at(0, v), backward.panels, width, backward.stride};
+        std::fill_n(strip.lanes, rows * 16, 0.0f);
+        multiply(strip.sums, inp, forward.part(v, width), e, w, false,
+                 ExponentialEpilogue<KEEP>{memory, strip, inp.first, v, n / PANEL, head.shard.count});
+        float* sums = memory.strip_sums + int64_t(v / STRIP) * n + inp.first * PANEL;
+        for (int r = 0; r < rows; r++) sums[r] = _mm512_reduce_add_ps(_mm512_load_ps(strip.lanes + 16 * r));
+        if (KEEP)
+            multiply(products, e, w, inp, forward.part(std::min(v + STRIP, v1 - width), width), v > v0, NoEpilogue{});
+    }
+}
 
-    INLINE void prefetch(int, int, int, int) const {}
+// Micro-panels of rows of a task of forward. Each thread has several tasks, of equal size if possible.
+int head_rows(int n_panels, int c_panels, int parts) {
+    const int bytes = (c_panels + STRIP) * (2 * TILE_PAIR + 4 * BLOCK);  // of one micro-panel
+    const int most = std::clamp(TASK_BYTES / bytes, 1, MOST_ROWS);
+    const int tasks = std::max(ceil_div(n_panels, most), ceil_div(4 * omp_get_num_threads(), parts));
+    return ceil_div(n_panels, tasks);
+}
 
-    INLINE void apply(const float* sums, int i, int j, int r0, int r1) const {
-        r1 = std::min(r1, N - i * PANEL);
-        const int column = j * PANEL;
-        const __mmask32 mask = lane_mask32(C - column);
-        for (int r = r0; r < r1; r++) {
-            const int n = i * PANEL + r, target = memory.columns[n];
+// All threads of a parallel region call it; there is no barrier at its end.
+template <bool KEEP>
+void head_tasks(const HeadMemory& memory, const Strip& strip, const HeadInput<bf16>& head) {
+    const int n_panels = panels_of(head.N), v_panels = panels_of(head.Vp), c_panels = panels_of(head.C);
+    const int part = part_panels(v_panels), parts = parts_of(v_panels), rows = head_rows(n_panels, c_panels, parts);
+    const PackedOperand inp = packed_operand(memory.inp, n_panels, c_panels);
+#pragma omp for collapse(2) schedule(dynamic, 1) nowait
+    for (int p = 0; p < parts; p++)
+        for (int i = 0; i < n_panels; i += rows) {
+            float* products = memory.products + (int64_t(p) * n_panels + i) * c_panels * BLOCK;
+            head_task<KEEP>(memory, products, strip, inp.part(i, std::min(rows, n_panels - i)), head, p * part,
+                            std::min(v_panels, (p + 1) * part));
+        }
+    _mm_sfence();  // as in matmul
+}
+
+// dinp (N, C) = f e W + pull W[target]. All threads of a parallel region call it; there is no barrier at its end.
+void input_gradient(bf16* dinp, const HeadMemory& memory, const HeadInput<bf16>& head) {
+    const int n_panels = panels_of(head.N), c_panels = panels_of(head.C), parts = parts_of(panels_of(head.Vp));
+#pragma omp for schedule(static) nowait
+    for (int n = 0; n < head.N; n++)
+        for (int j = 0; j < c_panels; j++) {
+            const int column = j * PANEL, target = memory.columns[n];
+            const __mmask32 mask = lane_mask32(head.C - column);
+            __m512 x0 = broadcast(0.0f), x1 = broadcast(0.0f);
+            for (int p = 0; p < parts; p++) {
+                const float* sums =
+                    memory.products + n % PANEL * PANEL + ((int64_t(p) * n_panels + n / PANEL) * c_panels + j) * BLOCK;
+                x0 = _mm512_add_ps(x0, _mm512_load_ps(sums)), x1 = _mm512_add_ps(x1, _mm512_load_ps(sums + 16));
+            }
             const __m512 factor = broadcast(memory.factor[n]), pull = broadcast(memory.pull[n]);
-            __m512 x0 = _mm512_mul_ps(_mm512_load_ps(sums + PANEL * r), factor);
-            __m512 x1 = _mm512_mul_ps(_mm512_load_ps(sums + PANEL * r + 16), factor);
+            x0 = _mm512_mul_ps(x0, factor), x1 = _mm512_mul_ps(x1, factor);
             if (target >= 0) {
-                const __m512i w = _mm512_maskz_loadu_epi16(mask, weight + int64_t(target) * C + column);
+                const __m512i w = _mm512_maskz_loadu_epi16(mask, head.weight.rows + int64_t(target) * head.C + column);
                 x0 = _mm512_fmadd_ps(pull, widen(_mm512_castsi512_si256(w)), x0);
                 x1 = _mm512_fmadd_ps(pull, widen(_mm512_extracti64x4_epi64(w, 1)), x1);
             }
-            store_row<false>(dinp + int64_t(n) * C + column, x0, x1, mask);
+            store_row<false>(dinp + int64_t(n) * head.C + column, x0, x1, mask);
         }
-    }
-};
+}
 
 // dweight (Vp, C) = the transposed sums (C, Vp), or += if accumulate.
 struct TransposedWeightEpilogue {
@@ -165,7 +251,7 @@ void pack_scaled(const HeadMemory& memory, const HeadInput<bf16>& head) {
             x[k] = round_pair_to_bf16(_mm512_mul_ps(widen(_mm512_castsi512_si256(inp[k])), factor),
                                       _mm512_mul_ps(widen(_mm512_extracti64x4_epi64(inp[k], 1)), factor));
         }
-        pack_columns_as_a(pair_at(memory.scaled, c, r, panels_of(head.N)), x);
+        pack_columns_as_a(pair_at(memory.inp, c, r, panels_of(head.N)), x);
     });
 }
 
@@ -181,9 +267,7 @@ int64_t head_bytes(int N, int C, int Vp, bool keep) { return HeadMemory(nullptr,
 void head_forward(float* sums, void* exponentials, const float* target_logits, const HeadInput<bf16>& head, bool keep,
                   Stream) {
     const HeadMemory memory(exponentials, head.N, head.C, head.Vp, keep);
-    const int n_panels = panels_of(head.N), v_panels = panels_of(head.Vp), c_panels = panels_of(head.C);
-    const PackedOperand inp = packed_operand(memory.inp, n_panels, c_panels);
-    const PackedOperand weight = packed_forward(head.weight.packed, head.Vp, head.C);
+    const int n_panels = panels_of(head.N), c_panels = panels_of(head.C), strips = ceil_div(panels_of(head.Vp), STRIP);
     void* scratch = cpu::scratch(all_task_sums());
 #pragma omp parallel
     {
@@ -196,17 +280,13 @@ void head_forward(float* sums, void* exponentials, const float* target_logits, c
             pack_rows_as_a(pair_at(memory.inp, r, c, c_panels), x);
         });
 #pragma omp barrier
-        if (keep)
-            matmul(task_sums(scratch), inp, weight,
-                   ExponentialEpilogue<true>{memory, n_panels, v_panels, head.shard.count});
-        else
-            matmul(task_sums(scratch), inp, weight,
-                   ExponentialEpilogue<false>{memory, n_panels, v_panels, head.shard.count});
+        const Strip strip(task_sums(scratch));
+        keep ? head_tasks<true>(memory, strip, head) : head_tasks<false>(memory, strip, head);
 #pragma omp barrier
 #pragma omp for schedule(static)
         for (int n = 0; n < head.N; n++) {
             double sum = 0.0;
-            for (int j = 0; j < v_panels; j++) sum += double(memory.block_sums[int64_t(j) * n_panels * PANEL + n]);
+            for (int i = 0; i < strips; i++) sum += double(memory.strip_sums[int64_t(i) * n_panels * PANEL + n]);
             sums[n] = float(sum);
         }
     }
@@ -215,7 +295,7 @@ void head_forward(float* sums, void* exponentials, const float* target_logits, c
 void head_backward(bf16* dinp, float* dweight, void* exponentials, const float* sums, const HeadInput<bf16>& head,
                    float scale, bool accumulate, Stream) {
     const HeadMemory memory(exponentials, head.N, head.C, head.Vp, true);
-    const int n_panels = panels_of(head.N), v_panels = panels_of(head.Vp), c_panels = panels_of(head.C);
+    const int n_panels = panels_of(head.N);
     void* scratch = cpu::scratch(all_task_sums());
 #pragma omp parallel
     {
@@ -227,11 +307,9 @@ void head_backward(bf16* dinp, float* dweight, void* exponentials, const float* 
         }
         pack_scaled(memory, head);
 #pragma omp barrier
-        matmul(task_sums(scratch), packed_operand(memory.e_rows, n_panels, v_panels),
-               packed_backward(head.weight.packed, head.Vp, head.C),
-               HeadInputEpilogue{memory, dinp, head.weight.rows, head.N, head.C});
-        matmul(task_sums(scratch), packed_operand(memory.scaled, c_panels, n_panels),
-               packed_operand(memory.e_columns, v_panels, n_panels),
+        input_gradient(dinp, memory, head);
+        matmul(task_sums(scratch), packed_operand(memory.inp, panels_of(head.C), n_panels),
+               packed_operand(memory.e, panels_of(head.Vp), n_panels),
                TransposedWeightEpilogue{dweight, head.Vp, head.C, accumulate});
 #pragma omp barrier
         add_target_rows(dweight, memory, head);

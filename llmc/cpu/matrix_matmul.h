@@ -14,6 +14,7 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <type_traits>
 
 #include "cpu/matrix_attention.h"
 #include "cpu/matrix_microkernel.h"
@@ -26,13 +27,16 @@ namespace {
 
 constexpr int KC = 8;  // tile pairs of one step along the inner dimension: 256 numbers
 
-// A packed operand: `panels` micro-panels of `depth` tile pairs each, `stride` numbers apart.
+// A packed operand, or a part of one: `panels` micro-panels from number `first` on, of `depth` tile pairs each,
+// `stride` numbers apart. data: micro-panel `first`.
 struct PackedOperand {
     const bf16* data;
     int panels, depth;
     int64_t stride;
+    int first = 0;
 
     const bf16* at(int panel, int k) const { return data + panel * stride + int64_t(k) * TILE_PAIR; }
+    PackedOperand part(int begin, int count) const { return {at(begin, 0), count, depth, stride, begin}; }
 };
 
 PackedOperand packed_operand(const bf16* data, int panels, int depth) {
@@ -68,25 +72,69 @@ TaskGrid task_grid(int row_panels, int column_panels) {
     return {rows, columns, ceil_div(row_panels, rows), ceil_div(column_panels, columns)};
 }
 
-// Task `number` of the grid: micro-panels i0 to i1 - 1 of a times micro-panels j0 to j1 - 1 of b.
+// Task `number` of the grid: its micro-panels of a and of b.
 struct Task {
-    int i0, i1, j0, j1;
+    PackedOperand a, b;
 
-    Task(const TaskGrid& grid, const PackedOperand& a, const PackedOperand& b, int number) {
+    Task(const TaskGrid& grid, const PackedOperand& all_a, const PackedOperand& all_b, int number) {
         // The tasks read the larger operand once. They read the smaller one, which the caches may hold, many times.
-        const bool walk_b = b.panels > a.panels;
+        const bool walk_b = all_b.panels > all_a.panels;
         const int row = walk_b ? number % grid.row_tasks : number / grid.column_tasks;
         const int column = walk_b ? number / grid.row_tasks : number % grid.column_tasks;
-        i0 = row * grid.rows;
-        i1 = std::min(a.panels, i0 + grid.rows);
-        j0 = column * grid.columns;
-        j1 = std::min(b.panels, j0 + grid.columns);
+        a = all_a.part(row * grid.rows, std::min(grid.rows, all_a.panels - row * grid.rows));
+        b = all_b.part(column * grid.columns, std::min(grid.columns, all_b.panels - column * grid.columns));
     }
 };
 
-// The matmul a b, without its result: epilogue.apply(sums, i, j, r0, r1) gets the complete sums of each 32 x 32 block,
-// at micro-panel i of a and j of b, an even number of rows (r0 to r1 - 1) at a time. All threads of a parallel region
-// call it; there is no barrier at its end. scratch: the calling thread's sums, TASK_SUMS floats.
+// For a product whose sums are the result.
+struct NoEpilogue {
+    INLINE void prefetch(int, int, int, int) const {}
+    INLINE void apply(const float*, int, int, int, int) const {}
+};
+
+// sums = a b, or += if accumulate, for the micro-panels of a task: block (i, j) of the sums is number i * b.panels + j.
+// epilogue.apply(sums, i, j, r0, r1) gets each complete block, at micro-panel i of the whole a and j of the whole b, an
+// even number of rows (r0 to r1 - 1) at a time. next_a and next_b, which are multiplied next, are prefetched.
+template <class Epilogue>
+void multiply(float* sums, const PackedOperand& a, const PackedOperand& b, const PackedOperand& next_a,
+              const PackedOperand& next_b, bool accumulate, const Epilogue& epilogue) {
+    // Blocks that one step completes take turns in two places, which stay in the first-level cache.
+    const bool in_turns = a.depth <= KC && !std::is_same_v<Epilogue, NoEpilogue>;
+    struct {
+        const float* sums = nullptr;
+        int i = 0, j = 0;
+    } pending;  // the block whose epilogue runs beside the next microkernel, which hides the stores' latency
+    for (int k = 0; k < a.depth; k += KC) {
+        const int depth = std::min(KC, a.depth - k), rows_per_step = round_up(ceil_div(PANEL, depth), 2);
+        const bool last = k + depth == a.depth;
+        // Prefetch a for the next step, and b for the next column: each microkernel call takes a part of a micro-panel.
+        const PackedOperand &later_a = last ? next_a : a, &later_b = last ? next_b : b;
+        const int later_k = last ? 0 : k + depth;
+        Prefetcher prefetcher;
+        prefetcher.a_lines = ceil_div(TILE_PAIR * 2 / 64, b.panels);
+        prefetcher.b_lines = ceil_div(TILE_PAIR * 2 / 64, a.panels);
+        const int a_part = depth * prefetcher.a_lines * 64, b_part = depth * prefetcher.b_lines * 64;
+        for (int j = 0; j < b.panels; j++)
+            for (int i = 0; i < a.panels; i++) {
+                float* block = sums + int64_t(in_turns ? (j * a.panels + i) % 2 : i * b.panels + j) * BLOCK;
+                prefetcher.a =
+                    reinterpret_cast<const char*>(later_a.at(std::min(i, later_a.panels - 1), later_k)) + j * a_part;
+                const bf16* next_panel = j + 1 < b.panels ? b.at(j + 1, k) : later_b.at(0, later_k);
+                prefetcher.b = reinterpret_cast<const char*>(next_panel) + i * b_part;
+                microkernel(block, a.at(i, k), b.at(j, k), depth, accumulate || k > 0, [&](int step) {
+                    const int r0 = std::min(PANEL, step * rows_per_step), r1 = std::min(PANEL, r0 + rows_per_step);
+                    prefetcher.step();
+                    if (last) epilogue.prefetch(a.first + i, b.first + j, r0, r1);
+                    if (pending.sums) epilogue.apply(pending.sums, pending.i, pending.j, r0, r1);
+                });
+                if (last) pending = {block, a.first + i, b.first + j};
+            }
+    }
+    epilogue.apply(pending.sums, pending.i, pending.j, 0, PANEL);
+}
+
+// The matmul a b, without its result, which is up to the epilogue. All threads of a parallel region call it; there is
+// no barrier at its end. scratch: the calling thread's sums, TASK_SUMS floats.
 template <class Epilogue>
 void matmul(float* scratch, const PackedOperand& a, const PackedOperand& b, const Epilogue& epilogue) {
     const TaskGrid grid = task_grid(a.panels, b.panels);
@@ -94,44 +142,8 @@ void matmul(float* scratch, const PackedOperand& a, const PackedOperand& b, cons
 #pragma omp for schedule(dynamic, 1) nowait
     for (int number = 0; number < tasks; number++) {
         const Task task(grid, a, b, number), next(grid, a, b, std::min(number + omp_get_num_threads(), tasks - 1));
-        const int rows = task.i1 - task.i0, columns = task.j1 - task.j0;
         const TileRegisters registers;
-        struct {
-            const float* sums = nullptr;
-            int i = 0, j = 0;
-        } pending;  // the block whose epilogue runs beside the next microkernel, which hides the stores' latency
-        for (int k = 0; k < a.depth; k += KC) {
-            const int depth = std::min(KC, a.depth - k), rows_per_step = round_up(ceil_div(PANEL, depth), 2);
-            const bool last = k + depth == a.depth;
-            // Prefetch the next step's operands: each microkernel call takes a part of a micro-panel of a and of b.
-            const Task& next_task = last ? next : task;
-            const int next_k = last ? 0 : k + depth;
-            Prefetcher prefetcher;
-            prefetcher.a_lines = ceil_div(TILE_PAIR * 2 / 64, columns);
-            prefetcher.b_lines = ceil_div(TILE_PAIR * 2 / 64, rows);
-            for (int j = 0; j < columns; j++)
-                for (int i = 0; i < rows; i++) {
-                    float* sums = scratch + (j * rows + i) * BLOCK;
-                    const int a_part = depth * prefetcher.a_lines * 64, b_part = depth * prefetcher.b_lines * 64;
-                    prefetcher.a =
-                        reinterpret_cast<const char*>(a.at(std::min(next_task.i0 + i, next_task.i1 - 1), next_k)) +
-                        j * a_part;
-                    prefetcher.b =
-                        reinterpret_cast<const char*>(b.at(std::min(next_task.j0 + j, next_task.j1 - 1), next_k)) +
-                        i * b_part;
-                    microkernel(sums, a.at(task.i0 + i, k), b.at(task.j0 + j, k), depth, k > 0, [&](int step) {
-                        prefetcher.step();
-                        if (last)
-                            epilogue.prefetch(task.i0 + i, task.j0 + j, std::min(PANEL, step * rows_per_step),
-                                              std::min(PANEL, (step + 1) * rows_per_step));
-                        if (pending.sums)
-                            epilogue.apply(pending.sums, pending.i, pending.j, std::min(PANEL, step * rows_per_step),
-                                           std::min(PANEL, (step + 1) * rows_per_step));
-                    });
-                    if (last) pending = {sums, task.i0 + i, task.j0 + j};
-                }
-        }
-        epilogue.apply(pending.sums, pending.i, pending.j, 0, PANEL);
+        multiply(scratch, task.a, task.b, next.a, next.b, false, epilogue);
     }
     _mm_sfence();  // streaming stores are seen by other threads after the next barrier
 }

@@ -230,8 +230,13 @@ void compare(const Backend& backend, const Inputs<floatX>& in, bool accumulate, 
 // Awkward sizes; of 4 shards of 5 tokens the last is empty. Channels are a multiple of `multiple`.
 template <class floatX, class Backend>
 void awkward_shapes(const Backend& backend, Bounds bounds, int multiple) {
-    for (const Shape& s :
-         {Shape{1, 8, 2}, {2, 16, 5, 4}, {31, 40, 33}, {33, 8, 257, 2}, {65, 72, 100, 3}, {150, 264, 40}})
+    for (const Shape& s : {Shape{1, 8, 2},
+                           {2, 16, 5, 4},
+                           {31, 40, 33},
+                           {33, 8, 257, 2},
+                           {65, 72, 100, 3},
+                           {150, 264, 40},
+                           {70, 40, 2100}})
         for (const bool accumulate : {false, true}) {
             Inputs<floatX> in = inputs_of<floatX>({s.N, round_up(s.C, multiple), s.V, s.shards}, KINDS[0]);
             compare(backend, in, accumulate, bounds);
