@@ -17,7 +17,6 @@
 
 #include "cuda/embedding.cuh"
 #include "cuda/matmul.h"
-#include "cuda/matmul_routes.h"
 #include "cuda/simt.h"
 #include "ops/ops.h"
 

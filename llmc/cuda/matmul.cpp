@@ -167,7 +167,7 @@ void gpu::matmul_forward(const MatmulForward<floatX>& m, int N, int IC, int OC, 
     if constexpr (sizeof(floatX) == 2)
         if (m.weight.in_fp8(N)) return fp8_forward(m, N, IC, OC, stream);
     check_sizes<floatX>(N, IC, OC);
-    cublaslt_matmul(forward_call(m, operands_of<floatX>, N, IC, OC), stream);
+    matmul(forward_call(m, operands_of<floatX>, N, IC, OC), stream);
 }
 
 template <class floatX>

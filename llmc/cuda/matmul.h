@@ -1,4 +1,5 @@
-// matmul.h: what matmul.cpp (the operations), cublaslt.cpp (the library) and ops.cu (kernels) use of each other.
+// matmul.h: what matmul.cpp (the operations), cublaslt.cpp (the library), matmul_routes.cpp (the choice between it and
+// our kernel) and ops.cu (kernels) use of each other.
 #pragma once
 #include <compare>
 #include <cstdint>
@@ -78,6 +79,19 @@ int64_t cublaslt_scratch_bytes(int C);
 
 // The key of a shape's choice (autotune.h).
 std::string matmul_key(const MatmulShape& shape);
+
+// ---- a matmul by cuBLASLt or by our kernel for Hopper (matmul_routes.h)
+
+// Upper bound of the device_scratch bytes of our kernel and of the comparison, for N rows and Vp logits.
+template <class floatX>
+int64_t matmul_routes_scratch_bytes(int N, int C, int Vp);
+
+// Whether a choice says that our kernel computes this shape.
+bool is_by_wgmma(const MatmulShape& shape);
+
+// Queues the matmul by the chosen route.
+template <class floatX>
+void matmul(const MatmulCall<floatX>& call, Stream stream);
 
 // ---- kernels of ops.cu
 

@@ -41,8 +41,8 @@ struct Comparison {
     }
 };
 
-// The limits of largest_difference. Both round e to bf16 once, which changes it by at most 2^-9 of it. Losses are
-// float.
+// The limits of largest_difference. Both round results to bf16 once, which changes them by at most 2^-9 of them. Losses
+// are float.
 constexpr float RESULT_LIMIT = 0x1p-8f, LOSS_LIMIT = 0x1p-12f;
 
 struct Difference {
@@ -50,26 +50,32 @@ struct Difference {
     bool is_small() const { return results <= RESULT_LIMIT && losses <= LOSS_LIMIT; }  // not with NaN
 };
 
-// The difference of our results from cuBLASLt's, of rows n to n + count - 1. cuBLASLt's logits stay in float, because
-// those that are rounded to bf16 have a larger error than ours.
+// The difference of our results from cuBLASLt's, of rows n to n + count - 1.
 Difference difference(const MatmulCall<bf16>& call, const Comparison& at, int n, int count, Stream stream) {
     char* const scratch = static_cast<char*>(device_scratch(at.bytes));
     const auto floats = [&](int64_t offset) { return reinterpret_cast<float*>(scratch + offset); };
     bf16* const rounded = reinterpret_cast<bf16*>(scratch + at.rounded);
-    const int64_t columns = call.shape.m;
-    MatmulCall<bf16> exact = call;
-    exact.shape.n = count;
-    exact.shape.to_float = true;
-    exact.b = static_cast<const bf16*>(call.b) + n * int64_t(call.shape.k);
-    exact.out = floats(at.exact);
-    exact.head = {floats(at.sums), call.head.target_logits + n, call.head.targets + n, call.head.shard, true};
-    cublaslt_matmul(exact, stream);
-    const int64_t elements = count * columns, whole = round_up(elements, FLAT_ALIGN);  // round_gradients needs it
+    const int64_t columns = call.shape.m, elements = count * columns;
+    const bf16* const own = static_cast<const bf16*>(call.out) + n * columns;
+    MatmulCall<bf16> part = call;
+    part.shape.n = count;
+    part.b = static_cast<const bf16*>(call.b) + n * int64_t(call.shape.k);
+    if (call.shape.epilogue != Epilogue::exponentials) {
+        part.out = rounded;
+        part.residual = call.residual + n * columns;
+        cublaslt_matmul(part, stream);
+        return {largest_difference(own, rounded, count, 1, int(columns), scratch + at.ratios, stream), 0.0f};
+    }
+    // cuBLASLt's logits stay in float, because those that are rounded to bf16 have a larger error than ours.
+    part.shape.to_float = true;
+    part.out = floats(at.exact);
+    part.head = {floats(at.sums), call.head.target_logits + n, call.head.targets + n, call.head.shard, true};
+    cublaslt_matmul(part, stream);
+    const int64_t whole = round_up(elements, FLAT_ALIGN);  // round_gradients needs it
     CUDA_CHECK(cudaMemsetAsync(floats(at.exact) + elements, 0, size_t(whole - elements) * sizeof(float), stream));
     round_gradients(rounded, floats(at.exact), whole, stream);
-    head_losses(floats(at.losses), floats(at.sums), exact.head.targets, count, stream);
-    head_losses(floats(at.own_losses), call.head.sums + n, exact.head.targets, count, stream);
-    const bf16* const own = static_cast<const bf16*>(call.out) + n * columns;
+    head_losses(floats(at.losses), floats(at.sums), part.head.targets, count, stream);
+    head_losses(floats(at.own_losses), call.head.sums + n, part.head.targets, count, stream);
     // Pieces of 512 or more neighbours, mostly in one row: e is much larger in some rows than in others.
     return {largest_difference(own, rounded, elements / 8, 1, 8, scratch + at.ratios, stream),
             largest_difference(floats(at.own_losses), floats(at.losses), count, 1, 1, scratch + at.ratios, stream)};
@@ -82,7 +88,8 @@ bool agrees(const MatmulCall<bf16>& call, Difference& worst, Stream stream) {
     const Comparison at(call.shape);
     for (int run = 0; run < runs; run++) {
         CUDA_CHECK(cudaMemsetAsync(call.out, 0xff, size_t(call.shape.m) * size_t(call.shape.n) * sizeof(bf16), stream));
-        CUDA_CHECK(cudaMemsetAsync(call.head.sums, 0xff, size_t(call.shape.n) * sizeof(float), stream));
+        if (call.head.sums)
+            CUDA_CHECK(cudaMemsetAsync(call.head.sums, 0xff, size_t(call.shape.n) * sizeof(float), stream));
         wgmma_matmul.run(call, stream);
         for (int n = 0; n < call.shape.n; n += at.rows) {
             worst = difference(call, at, n, std::min(at.rows, call.shape.n - n), stream);
@@ -134,17 +141,22 @@ bool is_by_wgmma(const MatmulShape& shape) {
 template <class floatX>
 void matmul(const MatmulCall<floatX>& call, Stream stream) {
     if constexpr (sizeof(floatX) == sizeof(bf16)) {
-        const bool to_choose = timing_algorithms() && !is_capturing(stream) && wgmma_matmul.computes(call.shape);
+        const bool to_choose =
+            timing_algorithms() && !is_capturing(stream) && !call.amax && wgmma_matmul.computes(call.shape);
         if (to_choose && choice_for(choice_key(call.shape)).empty()) choose(call, stream);
-        if (is_by_wgmma(call.shape)) return wgmma_matmul.run(call, stream);
+        if (!call.amax && is_by_wgmma(call.shape)) return wgmma_matmul.run(call, stream);
     }
     cublaslt_matmul(call, stream);
 }
 
 template <class floatX>
-int64_t matmul_routes_scratch_bytes(int N, int columns) {
-    const MatmulShape shape = {Kind::forward, Epilogue::exponentials, operands_of<floatX>, columns, N, 1};
-    return wgmma_matmul.computes(shape) ? Comparison(shape).bytes : 0;
+int64_t matmul_routes_scratch_bytes(int N, int C, int Vp) {
+    const MatmulShape head = {Kind::forward, Epilogue::exponentials, operands_of<floatX>, Vp, N, C},
+                      residual = {Kind::forward, Epilogue::bias, operands_of<floatX>, C, N, C, true};
+    int64_t bytes = 0;
+    for (const MatmulShape& shape : {head, residual})
+        if (wgmma_matmul.computes(shape)) bytes = std::max(bytes, Comparison(shape).bytes);
+    return bytes;
 }
 
 }  // namespace gpu

@@ -23,15 +23,4 @@ struct MatmulKernels {
 };
 extern MatmulKernels wgmma_matmul;
 
-// Upper bound of the device_scratch bytes of our kernel and of the comparison: N rows, up to `columns` of a result.
-template <class floatX>
-int64_t matmul_routes_scratch_bytes(int N, int columns);
-
-// Whether a choice says that our kernel computes this shape.
-bool is_by_wgmma(const MatmulShape& shape);
-
-// Queues the matmul by the chosen route.
-template <class floatX>
-void matmul(const MatmulCall<floatX>& call, Stream stream);
-
 }  // namespace gpu

@@ -27,12 +27,12 @@ struct WgmmaTiles {
     static constexpr int STAGES = (LIMIT - GROUPS * STAGING_BYTES - BARRIER_BYTES) / STAGE_BYTES;
     static constexpr int STAGING = STAGES * STAGE_BYTES, BARRIERS = STAGING + GROUPS * STAGING_BYTES;
     static constexpr int SHARED_BYTES = BARRIERS + BARRIER_BYTES;
-    static_assert(BN % 64 == 0 && 8 * (2 * STAGES + GROUPS) <= BARRIER_BYTES);
+    static_assert(BN % 64 == 0 && 8 * (2 * STAGES + 2 * GROUPS) <= BARRIER_BYTES);
     struct Place {
         int row, column;  // the first
     };
     unsigned char* shared;
-    uint64_t *full, *empty, *turns;
+    uint64_t *full, *empty, *turns, *loaded;
     int rows, columns, K, row_tiles, column_tiles, k_tiles;
 
     __device__ WgmmaTiles(int rows, int columns, int K)
@@ -40,6 +40,7 @@ struct WgmmaTiles {
           full(reinterpret_cast<uint64_t*>(shared + BARRIERS)),
           empty(full + STAGES),
           turns(empty + STAGES),
+          loaded(turns + GROUPS),
           rows(rows),
           columns(columns),
           K(K),
@@ -57,7 +58,10 @@ struct WgmmaTiles {
             mbarrier_init(full + i, 1);
             mbarrier_init(empty + i, 4);  // the warps of a group
         }
-        for (int group = 0; group < GROUPS; group++) mbarrier_init(turns + group, 4);
+        for (int group = 0; group < GROUPS; group++) {
+            mbarrier_init(turns + group, 4);
+            mbarrier_init(loaded + group, 1);
+        }
         fence_mbarrier_init();
     }
 
@@ -75,7 +79,7 @@ struct WgmmaTiles {
 };
 
 // One thread loads all tiles of operands of the block, each when its place is empty.
-template <int BN, bool TRANSPOSED_B>
+template <int BN>
 __device__ __forceinline__ void load_wgmma_tiles(const WgmmaTiles<BN>& t, const CUtensorMap* a_map,
                                                  const CUtensorMap* b_map) {
     using Tiles = WgmmaTiles<BN>;
@@ -88,23 +92,21 @@ __device__ __forceinline__ void load_wgmma_tiles(const WgmmaTiles<BN>& t, const 
             mbarrier_wait(t.empty + i % Tiles::STAGES, (i / Tiles::STAGES + 1) & 1);
             mbarrier_arrive_expect(full, Tiles::STAGE_BYTES);
             tma_load(t.a(i), a_map, k * Tiles::BK, row, full);
-            if constexpr (TRANSPOSED_B) {
-                for (int p = 0; p < Tiles::PANELS; p++)
-                    tma_load(t.b(i) + p * Tiles::PANEL_BYTES, b_map, column + p * 64, k * Tiles::BK, full);
-            } else {
-                tma_load(t.b(i), b_map, k * Tiles::BK, column, full);
-            }
+            tma_load(t.b(i), b_map, k * Tiles::BK, column, full);
         }
     }
 }
+
+__device__ __forceinline__ float low_bf16(uint32_t pair) { return __builtin_bit_cast(float, pair << 16); }
+__device__ __forceinline__ float high_bf16(uint32_t pair) { return __builtin_bit_cast(float, pair & 0xffff0000u); }
 
 // 64 rows of a tile of results, for an epilogue. A thread has the sums of two rows, own_row() and the one 8 below, laid
 // out as wgmma's accumulators.
 template <int BN>
 struct WgmmaPart {
     using Tiles = WgmmaTiles<BN>;
+    const Tiles& t;
     float (&sums)[BN / 2];
-    unsigned char* staging;
     int group, row, column;  // row and column: the first
 
     __device__ static int thread() { return int(threadIdx.x) % 128; }
@@ -119,30 +121,59 @@ struct WgmmaPart {
         for (int e = 0; e < BN / 2; e++) f(sums[e], e / 2 % 2, own_column() + e / 4 * 8 + e % 2);
     }
 
+    // The row of 8 columns of the staging memory that this lane gives to stmatrix and ldmatrix for blocks j and j + 1.
+    __device__ unsigned char* staged(int j) const {
+        const int block = j + thread() % 32 / 16;
+        return t.staging(group) + block / 8 * Tiles::PANEL_BYTES +
+               swizzled(thread() / 32 * 16 + thread() % 16, block % 8);
+    }
+
+    // Starts to load elements into the staging memory, when the stores before have read it.
+    __device__ __forceinline__ void start_load(const CUtensorMap& map) const {
+        if (thread() != 0) return;
+        store_wait_read<0>();
+        mbarrier_arrive_expect(t.loaded + group, Tiles::STAGING_BYTES);
+        for (int p = 0; p < Tiles::PANELS; p++)
+            tma_load(t.staging(group) + p * Tiles::PANEL_BYTES, &map, column + p * 64, row, t.loaded + group);
+    }
+
+    // Adds them to the sums. load: the number of the load.
+    __device__ __forceinline__ void add_loaded(unsigned load) {
+        mbarrier_wait(t.loaded + group, load & 1);
+        UNROLL
+        for (int j = 0; j < BN / 8; j += 2) {
+            uint32_t pairs[4];
+            ldmatrix_x4(pairs, staged(j));
+            UNROLL
+            for (int i = 0; i < 4; i++) {
+                sums[4 * j + 2 * i] += low_bf16(pairs[i]);
+                sums[4 * j + 2 * i + 1] += high_bf16(pairs[i]);
+            }
+        }
+    }
+
     // Stores the sums, rounded. The staging memory is free when the stores before have read it.
     __device__ __forceinline__ void store(const CUtensorMap& map) const {
         if (thread() == 0) store_wait_read<0>();
         wait_for_group();
         UNROLL
         for (int j = 0; j < BN / 8; j += 2) {  // blocks of 8 columns
-            const int block = j + thread() % 32 / 16;
             uint32_t pairs[4];
             UNROLL
             for (int i = 0; i < 4; i++) pairs[i] = pack_bf16(sums[4 * j + 2 * i], sums[4 * j + 2 * i + 1]);
-            stmatrix_x4(
-                staging + block / 8 * Tiles::PANEL_BYTES + swizzled(thread() / 32 * 16 + thread() % 16, block % 8),
-                pairs);
+            stmatrix_x4(staged(j), pairs);
         }
         fence_proxy_async();
         wait_for_group();
         if (thread() != 0) return;
-        for (int p = 0; p < Tiles::PANELS; p++) tma_store(&map, staging + p * Tiles::PANEL_BYTES, column + p * 64, row);
+        for (int p = 0; p < Tiles::PANELS; p++)
+            tma_store(&map, t.staging(group) + p * Tiles::PANEL_BYTES, column + p * 64, row);
         store_commit();
     }
 };
 
 // A warpgroup's part of the tiles of results.
-template <int BN, bool TRANSPOSED_B>
+template <int BN>
 struct WgmmaGroup {
     using Tiles = WgmmaTiles<BN>;
     const Tiles& t;
@@ -156,15 +187,13 @@ struct WgmmaGroup {
     __device__ __forceinline__ void multiply(float (&sums)[2][BN / 2], unsigned i) const {
         for (const unsigned first = i, end = i + unsigned(t.k_tiles); i < end; i++) {
             mbarrier_wait(t.full + i % Tiles::STAGES, i / Tiles::STAGES & 1);
-            const uint64_t a = descriptor_of(t.a(i));
-            const uint64_t b =
-                TRANSPOSED_B ? transposed_descriptor_of(t.b(i), Tiles::PANEL_BYTES) : descriptor_of(t.b(i));
+            const uint64_t a = descriptor_of(t.a(i)), b = descriptor_of(t.b(i));
             wgmma_fence();
             UNROLL
             for (int k = 0; k < Tiles::BK / 16; k++) {
-                const uint64_t ak = a + k * K_STEP, bk = b + k * (TRANSPOSED_B ? TRANSPOSED_K_STEP : K_STEP);
-                wgmma<false, TRANSPOSED_B>(sums[0], ak, bk, i > first || k > 0);
-                wgmma<false, TRANSPOSED_B>(sums[1], ak + (Tiles::PANEL_BYTES >> 4), bk, i > first || k > 0);
+                const uint64_t ak = a + k * K_STEP, bk = b + k * K_STEP;
+                wgmma<false, false>(sums[0], ak, bk, i > first || k > 0);
+                wgmma<false, false>(sums[1], ak + (Tiles::PANEL_BYTES >> 4), bk, i > first || k > 0);
             }
             wgmma_commit();
             if (i == first) continue;
@@ -176,9 +205,12 @@ struct WgmmaGroup {
     template <class Epilogue>
     __device__ __forceinline__ void run(const Epilogue& epilogue) const {
         float sums[2][BN / 2];
+        unsigned load = 0;
         for (int turn = group;; turn += Tiles::GROUPS) {
             const auto [row, column] = t.place(turn);
             if (row < 0) break;
+            WgmmaPart<BN> upper{t, sums[0], group, row, column}, lower{t, sums[1], group, row + 64, column};
+            if constexpr (Epilogue::LOADS) upper.start_load(epilogue.loaded);
             // The other group must have waited for all operands of its tile. Otherwise a wait for the phase after the
             // next one of a barrier would return at once.
             if (turn > 0) mbarrier_wait(t.turns + group, unsigned(turn - 1) / Tiles::GROUPS & 1);
@@ -186,18 +218,18 @@ struct WgmmaGroup {
             if (threadIdx.x % 32 == 0) mbarrier_arrive(t.turns + (group ^ 1));
             wgmma_wait<0>();
             release(unsigned((turn + 1) * t.k_tiles - 1));
-            UNROLL
-            for (int half = 0; half < 2; half++) {
-                WgmmaPart<BN> part{sums[half], t.staging(group), group, row + 64 * half, column};
-                epilogue(part);
-            }
+            if constexpr (Epilogue::LOADS) upper.add_loaded(load++);
+            epilogue(upper);
+            if constexpr (Epilogue::LOADS) lower.start_load(epilogue.loaded);
+            if constexpr (Epilogue::LOADS) lower.add_loaded(load++);
+            epilogue(lower);
         }
         if (threadIdx.x % 128 == 0) store_wait<0>();
     }
 };
 
-// A (rows, K); B (columns, K), or (K, columns) if TRANSPOSED_B.
-template <int BN, bool TRANSPOSED_B, class Epilogue>
+// A (rows, K), B (columns, K).
+template <int BN, class Epilogue>
 __global__ void __launch_bounds__(WgmmaTiles<BN>::THREADS, 1)
     matmul_wgmma_kernel(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,
                         const __grid_constant__ Epilogue epilogue, int rows, int columns, int K) {
@@ -207,28 +239,26 @@ __global__ void __launch_bounds__(WgmmaTiles<BN>::THREADS, 1)
         __syncthreads();
         if (threadIdx.x < 128) {
             give_registers<24>();
-            if (threadIdx.x < 32 && elect_one()) load_wgmma_tiles<BN, TRANSPOSED_B>(t, &a_map, &b_map);
+            if (threadIdx.x < 32 && elect_one()) load_wgmma_tiles(t, &a_map, &b_map);
         } else {
             take_registers<240>();
             // The shuffle shows the compiler that the group is the same in a warp.
             const int group = __shfl_sync(FULL_MASK, int(threadIdx.x) / 128, 0) - 1;
-            WgmmaGroup<BN, TRANSPOSED_B>{t, group}.run(epilogue);
+            WgmmaGroup<BN>{t, group}.run(epilogue);
         }
     }
 }
 
-template <int BN, bool TRANSPOSED_B, class Epilogue>
+template <int BN, class Epilogue>
 void launch_matmul_wgmma(const bf16* a, const bf16* b, const Epilogue& epilogue, int rows, int columns, int K,
                          Stream stream) {
     using Tiles = WgmmaTiles<BN>;
-    const auto kernel = matmul_wgmma_kernel<BN, TRANSPOSED_B, Epilogue>;
+    const auto kernel = matmul_wgmma_kernel<BN, Epilogue>;
     static const int resident = simt::resident_blocks(kernel, Tiles::THREADS, Tiles::SHARED_BYTES);
     const int tiles = ceil_div(rows, Tiles::BM) * ceil_div(columns, BN);
     simt::launch(kernel, std::min(tiles, resident), Tiles::THREADS, Tiles::SHARED_BYTES, stream,
                  simt::tensor_map<bf16, 2>(a, {rows, K}, {Tiles::BM, Tiles::BK}),
-                 TRANSPOSED_B ? simt::tensor_map<bf16, 2>(b, {K, columns}, {Tiles::BK, 64})
-                              : simt::tensor_map<bf16, 2>(b, {columns, K}, {BN, Tiles::BK}),
-                 epilogue, rows, columns, K);
+                 simt::tensor_map<bf16, 2>(b, {columns, K}, {BN, Tiles::BK}), epilogue, rows, columns, K);
 }
 
 // ---- Epilogues
@@ -236,6 +266,7 @@ void launch_matmul_wgmma(const bf16* a, const bf16* b, const Epilogue& epilogue,
 // The head's (ops.inc): from logits e, which is stored with `keep`, and the sums of e over the columns of each tile.
 struct HeadExponentials {
     static constexpr int BN = 192;
+    static constexpr bool LOADS = false;
     CUtensorMap out;
     gpu::HeadRows head;
     float* tile_sums;  // (tiles of columns, rows)
@@ -271,5 +302,28 @@ struct HeadExponentials {
             const int n = part.own_row() + 8 * h;
             if (threadIdx.x % 4 == 0 && n < rows) tile_sums[int64_t(part.column / BN) * rows + n] = sum[h];
         }
+    }
+};
+
+// Adds the residual, and the bias unless it is null.
+template <int BN>
+struct BiasAndResidual {
+    static constexpr bool LOADS = true;
+    CUtensorMap out, loaded;  // loaded: the residual
+    const bf16* bias;
+    int columns;  // even
+
+    __device__ __forceinline__ void operator()(WgmmaPart<BN>& part) const {
+        UNROLL
+        for (int j = 0; j < BN / 8 && bias; j++) {
+            const int c = part.own_column() + 8 * j < columns ? part.own_column() + 8 * j : 0;
+            const uint32_t pair = *reinterpret_cast<const uint32_t*>(bias + c);
+            UNROLL
+            for (int h = 0; h < 2; h++) {
+                part.sums[4 * j + 2 * h] += low_bf16(pair);
+                part.sums[4 * j + 2 * h + 1] += high_bf16(pair);
+            }
+        }
+        part.store(out);
     }
 };

@@ -13,7 +13,6 @@
 #include "cuda/head.cuh"
 #include "cuda/layernorm.cuh"
 #include "cuda/matmul.h"
-#include "cuda/matmul_routes.h"
 #include "cuda/muon.cuh"
 #include "cuda/norm.cuh"
 #include "cuda/residual.cuh"
@@ -22,7 +21,7 @@ template <class floatX>
 int64_t gpu::scratch_bytes(int B, int T, int C, int NH, int Vp) {
     const int N = B * T;
     return std::max({matmul_scratch_bytes<floatX>(N, C), layernorm_scratch_bytes<floatX>(N, C),
-                     head_scratch_bytes<floatX>(N, C), matmul_routes_scratch_bytes<floatX>(N, Vp),
+                     head_scratch_bytes<floatX>(N, C), matmul_routes_scratch_bytes<floatX>(N, C, Vp),
                      attention_scratch_bytes<floatX>(B, T, NH, C / NH)});
 }
 

@@ -3,7 +3,9 @@
 // with cuBLASLt, and in the emulator with plain loops.
 #include "cuda/autotune.h"
 #include "cuda/matmul.h"
+#include "cuda/matmul_routes.h"
 #include "gpu/gpu_backend.h"
+#include "gpu/hopper_modes.h"
 #include "support/cases_matmul.h"
 
 using namespace matmul_cases;
@@ -122,6 +124,53 @@ TEST_CASE("no gradients, sizes below 1, and widths that are not a multiple of 16
 TEST_CASE("working memory of the matmuls is part of the plan") {
     CHECK(gpu::matmul_scratch_bytes<bf16>(1024, 768) == (72 << 20) + 4 * 768 * 4);  // 8 gradients of (3072, 768)
     CHECK(gpu::matmul_scratch_bytes<float>(1 << 16, 6400) >= 128 << 20);
+}
+
+// ---- our kernel for Hopper
+
+struct OwnKernels {
+    const gpu::MatmulKernels own = gpu::wgmma_matmul;
+    ~OwnKernels() {
+        gpu::wgmma_matmul = own;
+        gpu::load_algorithms({});
+    }
+};
+
+// Tiles have 128 rows, 64 products, and 192 columns, or 128 where these are fewer.
+TEST_CASE("matmuls with a residual by our kernel for Hopper agree with the definition, in every mode") {
+    if (skips_on_other_gpus()) return;
+    const OwnKernels restored;
+    gpu::wgmma_matmul.always = true;
+    const auto compare = [](Shape s) {
+        for (const bool bias : {false, true}) compare_forward<bf16>(s, {.bias = bias, .residual = true});
+    };
+    in_every_mode([&] {
+        for (const int N : {1, 64, 200})
+            for (const int OC : {8, 136, 192, 200}) compare({N, 72, OC});
+        compare({129, 8, 384});
+        compare({70, 200, 256});
+    });
+    compare({2100, 8, 1544});  // two bands, blocks with two tiles of 128 columns
+}
+
+TEST_CASE("a matmul with a residual whose results differ from the library's is refused") {
+    if (skips_on_other_gpus()) return;
+    const OwnKernels restored;
+    static const auto own = restored.own;
+    gpu::wgmma_matmul.run = [](const gpu::MatmulCall<bf16>& call, Stream stream) {
+        own.run(call, stream);
+        bf16* const row = static_cast<bf16*>(call.out) + 129 * call.shape.m;
+        check_cuda(cudaMemsetAsync(row, 0, size_t(call.shape.m) * sizeof(bf16), stream));
+    };
+    gpu::wgmma_matmul.compared_bytes = 64 * 96 * 6;
+    gpu::load_algorithms({});
+    const Inputs<bf16> in({130, 64, 96});
+    device_time_algorithms(true);
+    forward(gpu_backend, tested<bf16>, in, {.residual = true});
+    device_time_algorithms(false);
+    const std::string choice = gpu::algorithms().rbegin()->second;  // keys of cuBLASLt's choices begin with the GPU
+    CHECK_MESSAGE(choice.starts_with("cuBLASLt (wgmma refused, it differs by "), choice);
+    matmul_cases::compare_forward<bf16>(gpu_backend, in, {.residual = true});
 }
 
 // ---- choices by timing
