@@ -91,10 +91,8 @@ static bool is_greedy(GPT2<floatX>& model, const Sequence& s, const float* losse
     std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return losses[a] > losses[b]; });
     for (const int t : order) {
         if (losses[t] < 0.69f) return true;  // less than log 2
-        const std::vector<floatX> logits = to_host(model.row_logits(row + t), model.config.V);
-        const auto likelier = [](floatX a, floatX b) { return float(a) < float(b); };
-        if (std::max_element(logits.begin(), logits.end(), likelier) - logits.begin() != s.tokens[size_t(t) + 1])
-            return false;
+        const std::vector<float> logits = to_host(model.row_logits(row + t), model.config.V);
+        if (std::max_element(logits.begin(), logits.end()) - logits.begin() != s.tokens[size_t(t) + 1]) return false;
     }
     return true;
 }

@@ -83,12 +83,6 @@ void check_prompt(const std::vector<int>& prompt, int T, const char* option) {
 }
 
 template <class floatX>
-static std::vector<float> logits_of_row(GPT2<floatX>& model, int row) {
-    const std::vector<floatX> logits = to_host(model.row_logits(row), model.config.V);
-    return std::vector<float>(logits.begin(), logits.end());
-}
-
-template <class floatX>
 void generate(GPT2<floatX>& model, const std::vector<int>& prompt, int max_tokens, Sampler& sampler, uint64_t text,
               const std::function<bool(int token)>& emit, int kept) {
     check_prompt(prompt, model.T);
@@ -102,7 +96,7 @@ void generate(GPT2<floatX>& model, const std::vector<int>& prompt, int max_token
         padded.resize(size_t(model.divisible_tokens(int(context.size()))));
         copy_to_device(tokens.data, padded.data(), int64_t(padded.size() * sizeof(int)), model.stream);
         model.forward(tokens.data, 1, int(padded.size()));
-        return logits_of_row(model, int(context.size()) - 1);
+        return to_host(model.row_logits(int(context.size()) - 1), model.config.V);
     };
     std::vector<float> logits = read_context();
     for (int i = 0; i < max_tokens; i++) {
@@ -121,7 +115,7 @@ void generate(GPT2<floatX>& model, const std::vector<int>& prompt, int max_token
         }
         copy_to_device(tokens.data, &token, sizeof(int), model.stream);
         model.decode(tokens.data, int(context.size()) - 1);
-        logits = logits_of_row(model, 0);
+        logits = to_host(model.row_logits(0), model.config.V);
     }
 }
 

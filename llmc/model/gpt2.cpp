@@ -175,13 +175,15 @@ void GPT2<floatX>::embed(const int* tokens, int first_position, int B, int T) {
     if (is_divided()) copy_on_device(acts.encoded, own, int64_t(local_rows(N)) * C * int64_t(sizeof(floatX)), stream);
 }
 
+// The products in float of head_targets, for which each row of wte is an input and the row of lnf is the target's.
 template <class floatX>
-const floatX* GPT2<floatX>::row_logits(int row) {
-    const int shards = layout.shard.count, Vp = layout.rows(wte);
-    const floatX* inp = all_gather_rows(acts.lnf, lnf_tokens) + int64_t(row) * config.C;
-    floatX* own = acts.logits + int64_t(layout.shard.index) * Vp;
-    ops::matmul_forward<floatX>({.out = own, .inp = inp, .weight = matrix(wte)}, 1, config.C, Vp, stream);
-    if (is_divided()) gather(acts.logits, int64_t(shards) * Vp * int64_t(sizeof(floatX)));
+const float* GPT2<floatX>::row_logits(int row) {
+    const int Vp = layout.rows(wte);
+    const floatX* lnf = all_gather_rows(acts.lnf, lnf_tokens) + int64_t(row) * config.C;
+    fill_zero(acts.first_row, Vp * int64_t(sizeof(int)), stream);
+    const HeadInput<floatX> head = {w(wte), {lnf, nullptr}, acts.first_row, {0, 1}, Vp, config.C, Vp};
+    ops::head_targets(acts.logits + int64_t(layout.shard.index) * Vp, head, stream);
+    if (is_divided()) gather(acts.logits, int64_t(layout.shard.count) * Vp * int64_t(sizeof(float)));
     return acts.logits;
 }
 

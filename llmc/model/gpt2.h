@@ -79,8 +79,8 @@ struct GPT2 {
     // cache, which needs a model whose layers keep their keys: layers that are recomputed share the memory of qkv.
     bool keeps_keys() const { return config.L == 1 || acts.layer[1].qkv != acts.layer[0].qkv; }
     void decode(const int* token, int t);
-    // Logits of row `row` of lnf, in device memory: at least V of them.
-    const floatX* row_logits(int row);
+    // Logits of row `row` of lnf, in device memory: at least V of them, as exact as those of token_losses.
+    const float* row_logits(int row);
 
   private:
     int lnf_tokens = 0;  // tokens that acts.lnf is of: of the last forward, or 1 after decode

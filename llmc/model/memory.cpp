@@ -80,7 +80,8 @@ Activations<floatX> place_activations(Arena& arena, const ParamLayout& layout, P
     acts.target_logits = arena.take<float>(logit_rows);
     acts.sums = arena.take<float>(logit_rows);
     acts.parts = arena.take<float>(divided ? int64_t(logit_rows) * layout.shard.count : 0);
-    acts.logits = arena.take<floatX>(int64_t(layout.shard.count) * layout.rows(wte));
+    acts.logits = arena.take<float>(int64_t(layout.shard.count) * layout.rows(wte));
+    acts.first_row = arena.take<int>(layout.rows(wte));
     acts.exponentials = arena.take<std::byte>(head_bytes<floatX>(layout, purpose, logit_rows));
     return acts;
 }

@@ -71,7 +71,8 @@ struct Activations {
     floatX* dx;                   // (N, C)     gradient of the residual stream
     floatX* dtmp;                 // (N, C)     gradient of lnf, then in each layer of ln2, att and ln1
     floatX* dlarge;               // (N, 4C)    gradients of fc and qkv
-    floatX* logits;               // (P, Vp)    of one row, for generation
+    float* logits;                // (P, Vp)    of one row, for generation
+    int* first_row;               // (Vp)       zeros, which select this row
     std::byte* exponentials;      // (head_bytes)    of logit_rows rows
     float *target_logits, *sums;  // (logit_rows)    a and S of ops.inc's head
     // With tensor parallelism over P ranks:

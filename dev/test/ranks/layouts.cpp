@@ -238,8 +238,8 @@ struct Training {
         model.forward(batch.tokens.data(), shape.B, shape.T);
         model.token_losses(batch.targets.data(), shape.B, shape.T);
         results["token losses"].assign(model.acts.losses, model.acts.losses + shape.B * shape.T);
-        const floatX* logits = model.row_logits(shape.B * shape.T / 2);
-        for (int i = 0; i < shape.V; i++) results["logits"].push_back(float(logits[i]));
+        const float* logits = model.row_logits(shape.B * shape.T / 2);
+        for (int i = 0; i < shape.V; i++) results["logits"].push_back(logits[i]);
     }
 };
 

@@ -11,6 +11,7 @@
 
 #include "base/json.h"
 #include "base/random.h"
+#include "checkpoint/hf.h"
 #include "support/refusal.h"
 #include "support/small_tokenizer.h"
 #include "support/temporary.h"
@@ -309,4 +310,34 @@ TEST_CASE("scores are those of each sequence alone, from its logits, in batches 
         CHECK(std::memcmp(&scores[i], &small[i], sizeof(Score)) == 0);
     }
     CHECK(!score(*four, all, false, one, [](int64_t done, int64_t) { return done < 2; }));
+}
+
+// All logits are about 256, where neighbours in bf16 are 2 apart.
+TEST_CASE("the likeliest token is found among logits that are equal in bf16") {
+    GPT2<bf16> model(SHAPE, Purpose::eval, 1, SHAPE.max_T);
+    for_each_tensor(model.layout, [&](Param p, int l) {
+        std::vector<float> values(size_t(model.layout.size(p)));
+        for (size_t i = 0; i < values.size(); i++) values[i] = 0.1f * Philox{7, uint64_t(p)}.normal(i);
+        if (p == lnfw) values.assign(values.size(), 1.0f);
+        if (p == lnfb) values[0] = 256.0f;
+        for (int64_t v = 0; p == wte && v < model.layout.size(wte); v += SHAPE.C) values[size_t(v)] = 1.0f;
+        model.set_param(p, l, values.data());
+    });
+    for (int b = 0; b < model.layout.num_buckets(); b++) model.pack_bucket(b);
+    Comm one;
+    for (int first = 0; first < SHAPE.V; first++) {
+        model.forward(&first, 1, 1);
+        std::vector<std::pair<double, int>> logits;
+        for (int v = 0; v < SHAPE.V; v++) {
+            double sum = 0.0;
+            for (int c = 0; c < SHAPE.C; c++)
+                sum += double(float(model.acts.lnf[c])) * float(model.w(wte)[v * SHAPE.C + c]);
+            logits.push_back({-sum, v});
+        }
+        std::sort(logits.begin(), logits.end());
+        for (const int rank : {0, 1}) {
+            const Sequence s = {{first, logits[size_t(rank)].second}, 1, 1};
+            CHECK((*score(model, {&s}, true, one, [](int64_t, int64_t) { return true; }))[0].greedy == 1 - rank);
+        }
+    }
 }
