@@ -1,5 +1,6 @@
 """test_hf.py: Hugging Face's transformers and tokenizers compute what the program computes, and each reads the files of
-the other. By name only (-m hf): pip install torch transformers tokenizers lm-eval==0.4.13, for the Python that runs it.
+the other. By name only (-m hf): pip install torch transformers tokenizers lm-eval[hf]==0.4.13, for the Python that runs
+it.
 """
 
 import array
@@ -12,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from harness import PROGRAM, ROOT, Run, make_shards, run, train
+from harness import PROGRAM, ROOT, Run, make_shards, refused, run, train
 
 pytestmark = pytest.mark.hf
 DATA = ROOT.parent / "shared/data"  # where it is there, GPT-2's vocabulary and tinyshakespeare
@@ -112,15 +113,16 @@ def test_a_fine_tuned_model_is_configured_and_generates_as_its_source(source, hf
     begin = hf.transformers.GPT2LMHeadModel(config)
     begin.generation_config.update(max_new_tokens=30, repetition_penalty=1.2)
     begin.save_pretrained(model)
-    if source == "save_model":
-        hf.files.save_model(begin, model / "model.safetensors", metadata={"format": "pt"})
     if source == "no generation_config.json":
         (model / "generation_config.json").unlink()
+    plain = shutil.copytree(model, tmp_path / "plain")  # transformers 4 does not read what save_model() writes
+    if source == "save_model":
+        hf.files.save_model(begin, model / "model.safetensors", metadata={"format": "pt"})
     for file in ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json"):
         (model / file).write_bytes((data / file).read_bytes())
     run(PROGRAM, "--lr 0 --weight-decay 0 --precision fp32 --seq-len 16 --micro-batch 2 --steps 1 --warmup 0 --quiet",
         ["--train-data", data / "train_*.bin", "--init", model, "--output", out])
-    before, after = load(hf, model), load(hf, out.checkpoint(1))
+    before, after = load(hf, plain), load(hf, out.checkpoint(1))
     want, got = before.config.to_dict(), after.config.to_dict()
     changed = {key for key in want | got if want.get(key) != got.get(key)} - {"_name_or_path"}
     assert changed <= {"architectures", "n_ctx"}, (changed, want, got)
@@ -132,6 +134,54 @@ def test_a_fine_tuned_model_is_configured_and_generates_as_its_source(source, hf
             hf.torch.manual_seed(2)
             texts.append(loaded.generate(prompt, do_sample=sample).tolist())
         assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_checkpoint_over_which_transformers_has_saved_is_its_model(dtype, hf, data, tmp_path):
+    out = train("--steps 2 --checkpoint-every 1 --precision fp32", out=tmp_path / "run", data=data)
+    saved = out.checkpoint(2)
+    sample = [PROGRAM, "generate --temperature 0 --max-tokens 9 --prompt king --precision fp32 --init"]
+    model = load(hf, saved)
+    with hf.torch.no_grad():
+        model.transformer.wpe.weight.normal_()
+    model.to(getattr(hf.torch, dtype)).save_pretrained(saved)
+    model.save_pretrained(tmp_path / "apart")
+    hf.transformers.AutoTokenizer.from_pretrained(saved).save_pretrained(saved)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(saved / file, tmp_path / "apart")
+    got = [run(*sample, folder) for folder in (saved, out, tmp_path / "apart")]
+    assert got[0].out == got[1].out == got[2].out
+    assert "transformers has saved a model over this checkpoint" in got[0].err
+    refused(2, "the optimizer's state does not belong to its weights", PROGRAM, "--resume -o", out)
+
+
+@pytest.mark.parametrize("reader", ["ctranslate2", "gguf"])
+def test_other_readers_continue_a_text_as_transformers_does(reader, hf, data, tmp_path):
+    package, source = pytest.importorskip(reader), tmp_path / "source"
+    hf.torch.manual_seed(1)
+    shape = {"vocab_size": 300, "n_positions": 1024, "n_embd": 64, "n_layer": 2, "n_head": 2, "eos_token_id": 299}
+    config = hf.transformers.GPT2Config(**shape, initializer_range=0.3)
+    hf.transformers.GPT2LMHeadModel(config).save_pretrained(source)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(data / file, source)
+    run(PROGRAM, "--lr 0 --weight-decay 0 --precision fp32 --seq-len 16 --micro-batch 2 --steps 1 --warmup 0 --quiet",
+        ["--train-data", data / "train_*.bin", "--init", source, "--output", tmp_path / "out"])
+    saved, prompt = Run(tmp_path / "out").checkpoint(1), [5, 6, 7]
+
+    def text(model):
+        return model.generate(hf.torch.tensor([prompt]), do_sample=False, max_new_tokens=30)[0].tolist()
+
+    want = text(load(hf, saved))
+    if reader == "ctranslate2":
+        package.converters.TransformersConverter(str(saved)).convert(str(tmp_path / "converted"))
+        tokens = hf.transformers.AutoTokenizer.from_pretrained(saved).convert_ids_to_tokens(prompt)
+        generator = package.Generator(str(tmp_path / "converted"))
+        got = generator.generate_batch([tokens], max_length=40)[0].sequences_ids[0][:len(want)]
+    else:
+        pytest.importorskip("accelerate")
+        run(PROGRAM, "export", saved, tmp_path / "model.gguf", "--type f32")
+        got = text(hf.transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf"))
+    assert got == want and len(set(want)) > 10
 
 
 def test_new_tokens_are_distributed_as_by_resize_token_embeddings(hf, data, tmp_path):
@@ -213,6 +263,7 @@ metric_list: [{metric: acc}, {metric: perplexity}]
 def test_each_row_has_the_log_probability_and_the_accuracy_of_lm_eval(task, hf, tmp_path):
     """MODEL names a trained model; else a small one is trained for a few steps."""
     lm_eval, rows = pytest.importorskip("lm_eval"), DATA / f"eval/{task}.jsonl"
+    pytest.importorskip("accelerate")  # of lm-eval[hf]
     if not rows.exists():
         pytest.skip(f"{rows} is not there")
     model = os.environ.get("MODEL")

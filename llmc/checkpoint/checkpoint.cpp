@@ -268,9 +268,21 @@ void verify_checkpoint(const std::string& dir, const VerifyProgress& progress) {
 
 // ---- finding
 
+// Whether transformers has saved a model over the checkpoint: its config.json then has a version, and no other has one.
+static bool is_replaced(const std::string& dir) {
+    const std::string config = dir + "/config.json";
+    return path_exists(dir + "/trainer.json") && path_exists(config) &&
+           read_file(config, max_state_bytes).find("\"transformers_version\"") != std::string::npos;
+}
+
 FoundCheckpoint find_latest(const std::string& output, const VerifyProgress& progress) {
     FoundCheckpoint out;
     for (const auto& [step, dir] : list_checkpoints(output)) {
+        ENSURE(!is_replaced(dir),
+               "%s: transformers has saved a model over this checkpoint, and the optimizer's state does not belong to "
+               "its weights; start a new run from it with --init in another --output, or move it away to resume from "
+               "an older checkpoint",
+               dir.c_str());
         try {
             verify_checkpoint(dir, progress);
             out.dir = dir;
@@ -321,6 +333,8 @@ FoundCheckpoint find_model(const std::string& given, const VerifyProgress& progr
            "%s holds both a model and the checkpoints of a run; name the checkpoint (%s), or move config.json and "
            "the model's other files to another directory",
            path.c_str(), checkpoints.begin()->second.c_str());
+    const std::string newest = checkpoints.empty() ? path : checkpoints.begin()->second;
+    if (is_replaced(newest)) return {newest, {}, true};
     if (!checkpoints.empty()) return find_latest(path, progress);
     if (path_exists(path + "/trainer.json")) {
         const Json files = read_file_list(path);

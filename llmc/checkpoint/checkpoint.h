@@ -92,8 +92,10 @@ void verify_checkpoint(const std::string& dir, const VerifyProgress& progress = 
 struct FoundCheckpoint {
     std::string dir;                   // empty: no checkpoint was found
     std::vector<std::string> damaged;  // sentences on damaged checkpoints newer than dir, newest first
+    bool replaced = false;  // transformers has saved a model over dir, which is a Hugging Face directory only
 };
-// The newest checkpoint in OUTPUT that verifies. Refuses (EXIT_BAD_DATA) an OUTPUT whose checkpoints are all damaged.
+// The newest checkpoint in OUTPUT that verifies. Refuses (EXIT_BAD_DATA) an OUTPUT whose checkpoints are all damaged,
+// and (EXIT_USAGE) one over which transformers has saved a model.
 FoundCheckpoint find_latest(const std::string& output, const VerifyProgress& progress = {});
 // Returns the directories in OUTPUT that are named like checkpoints, damaged or not, by their steps, newest first.
 std::map<int64_t, std::string, std::greater<>> list_checkpoints(const std::string& output);
@@ -103,7 +105,8 @@ bool holds_model(const std::string& dir);
 // The directory whose weights `path` denotes: `path` itself if it is a Hugging Face directory (a checkpoint is one), or
 // the newest checkpoint if `path` is a run's OUTPUT or that of transformers' Trainer, or the snapshot if it is a folder
 // models--* of the Hub's cache. Fails with EXIT_NO_INPUT if `path` is neither, with EXIT_USAGE if
-// it is both (the choice would be ambiguous), and with EXIT_BAD_DATA if a checkpoint's weights are not the saved ones.
+// it is both (the choice would be ambiguous), and with EXIT_BAD_DATA if a checkpoint's weights are not the saved ones,
+// unless transformers has saved others over it.
 FoundCheckpoint find_model(const std::string& path, const VerifyProgress& progress = {});
 
 // Loads all of a (verified) checkpoint. state: CheckpointFormat::state. The layout must be that of read_hf_config(dir).

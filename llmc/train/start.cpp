@@ -13,10 +13,14 @@
 #include "parallel/comm.h"
 #include "train/options.h"
 
-// Returns the directory that find_latest or find_model finds, and notes the damaged checkpoints that it skips.
+// Returns the directory that find_latest or find_model finds, and notes which checkpoints are damaged or replaced.
 static std::string search(FoundCheckpoint (*find)(const std::string&, const VerifyProgress&), const std::string& path,
                           RunStart& start, const Comm& comm) {
     const FoundCheckpoint found = find(path, [&] { comm.reached("verification of a checkpoint"); });
+    if (found.replaced)
+        start.notes.push_back(found.dir +
+                              ": transformers has saved a model over this checkpoint: its weights are read, "
+                              "and the optimizer's state does not belong to them any more");
     for (const std::string& damaged : found.damaged) start.notes.push_back("skipping a damaged checkpoint: " + damaged);
     return found.dir;
 }

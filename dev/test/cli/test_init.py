@@ -119,6 +119,25 @@ def test_what_other_programs_call_a_model_is_found(model, data, tmp_path):
     refused(66, "hf download org/tiny --local-dir tiny", *sample, "org/tiny", env={"HF_HOME": tmp_path}, cwd=tmp_path)
 
 
+def test_a_checkpoint_over_which_transformers_has_saved_is_a_model_alone(trained, data, tmp_path):
+    out, other = Run(shutil.copytree(trained.folder, tmp_path / "run")), Run(tmp_path / "other")
+    assert tune("--init", trained, out=other, data=data).code == 0
+    saved, older = out.checkpoint(30), other.checkpoint(1)
+    shutil.copy(older / "model.safetensors", saved)
+    sample = [PROGRAM, "generate --temperature 0 --max-tokens 9 --prompt king --init"]
+    refused(65, "the checkpoint is damaged", *sample, saved)
+    edit(saved / "config.json", transformers_version="5.24.0")
+    loss = [PROGRAM, "eval --val-data", data / "val_*.bin", "--init"]
+    for command, model in ((sample, saved), (sample, out), (loss, saved)):
+        done = run(*command, model)
+        assert done.out.replace(str(saved), str(older)) == run(*command, older).out
+        assert "and the optimizer's state does not belong to them" in done.err
+    run(PROGRAM, "export", saved, tmp_path / "x.gguf")
+    assert tune("--init", saved, out=tmp_path / "new", data=data).code == 0
+    for output in (out, saved):
+        refused(2, "transformers has saved a model over this checkpoint", PROGRAM, "--resume --output", output)
+
+
 def test_folders_that_hold_something_else_are_refused_and_the_message_says_what_to_do(model, tmp_path):
     sample = [PROGRAM, "generate --prompt king --init"]
     pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{0:064d}\nsize 548105171\n"
