@@ -47,11 +47,14 @@ include mk/sanitize.mk
 # ---- what is built from what
 
 MPI_SOURCES := $(addprefix llmc/parallel/,comm_mpi.cpp)
-LIB_SOURCES := $(filter-out llmc/cuda/% $(if $(MPI_FOUND),,$(MPI_SOURCES)),$(wildcard llmc/*/*.cpp))
+# Only tests call reference.cpp, so only they compile it.
+NOT_IN_LIB  := llmc/cuda/% llmc/cpu/reference.cpp $(if $(MPI_FOUND),,$(MPI_SOURCES))
+LIB_SOURCES := $(filter-out $(NOT_IN_LIB),$(wildcard llmc/*/*.cpp))
 LIB_OBJECTS := $(LIB_SOURCES:%.cpp=$(BUILD)/%.o)
 TESTS       := $(patsubst dev/test/unit/%.cpp,$(BUILD)/%,$(wildcard dev/test/unit/test_*.cpp))
 BENCHES     := $(patsubst dev/bench/%.cpp,$(BUILD)/%,$(wildcard dev/bench/bench_*.cpp))
 TEST_MAIN   := $(BUILD)/dev/test/support/main.o
+TEST_BASE   := $(TEST_MAIN) $(BUILD)/llmc/cpu/reference.o
 # These programs run AMX and AVX512-BF16 in plain C++ (dev/test/support/emulated_units.h).
 UNITS       := train_gpt2_amx units/test_gpt2 units/test_matmul units/test_matrix_attention units/test_head
 UNITS       := $(if $(filter x86_64,$(ARCH)),$(UNITS:%=$(BUILD)/%))
@@ -126,7 +129,7 @@ $(BUILD)/libllmc.a: $(LIB_OBJECTS)
 $(BUILD)/train_gpt2 $(BUILD)/test_gpt2: $(BUILD)/%: $(BUILD)/%.o $(BUILD)/libllmc.a
 	$(call link)
 
-$(TESTS): $(BUILD)/%: $(BUILD)/dev/test/unit/%.o $(TEST_MAIN) $(BUILD)/libllmc.a
+$(TESTS): $(BUILD)/%: $(BUILD)/dev/test/unit/%.o $(TEST_BASE) $(BUILD)/libllmc.a
 	$(call link)
 
 $(BENCHES): $(BUILD)/%: $(BUILD)/dev/bench/%.o $(BUILD)/libllmc.a
@@ -134,7 +137,7 @@ $(BENCHES): $(BUILD)/%: $(BUILD)/dev/bench/%.o $(BUILD)/libllmc.a
 
 $(BUILD)/train_gpt2_amx: $(BUILD)/train_gpt2.o
 $(BUILD)/units/test_gpt2: $(BUILD)/test_gpt2.o
-$(filter-out %_amx %_gpt2,$(UNITS)): $(BUILD)/units/%: $(BUILD)/dev/test/unit/%.o $(TEST_MAIN)
+$(filter-out %_amx %_gpt2,$(UNITS)): $(BUILD)/units/%: $(BUILD)/dev/test/unit/%.o $(TEST_BASE)
 $(UNITS): $(UNITS_NAMES:%=$(BUILD)/units/%.o) $(BUILD)/libllmc.a
 	$(call link)
 

@@ -20,6 +20,7 @@
 #include "commands/commands.h"
 #include "model/gpt2.h"
 #include "parallel/launch.h"
+#include "parallel/watchdog.h"
 #include "train/algorithms.h"
 #include "train/plan.h"
 #include "train/run.h"

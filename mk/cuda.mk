@@ -46,7 +46,7 @@ $(BUILD)/cuda/libllmc.a: $(HOST_OBJECTS) $(OPS_OBJECTS) $(GPU_OBJECTS)
 $(BUILD)/cuda/train_gpt2cu $(BUILD)/cuda/test_gpt2cu: $(BUILD)/cuda/%cu: $(BUILD)/%.o $(BUILD)/cuda/libllmc.a
 	$(call link,$(GPU_LDLIBS))
 
-$(GPU_TESTS): $(BUILD)/cuda/%: $(BUILD)/cuda/dev/test/gpu/%.o $(TEST_MAIN) $(BUILD)/cuda/libllmc.a
+$(GPU_TESTS): $(BUILD)/cuda/%: $(BUILD)/cuda/dev/test/gpu/%.o $(TEST_BASE) $(BUILD)/cuda/libllmc.a
 	$(call link,$(GPU_LDLIBS))
 
 $(GPU_BENCHES): $(BUILD)/cuda/%: $(BUILD)/cuda/dev/bench/%.o $(BUILD)/cuda/libllmc.a

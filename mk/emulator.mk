@@ -59,7 +59,7 @@ KERNEL_TEST_HOST := $(KERNEL_TEST_HOST:%=$(BUILD)/llmc/%.o)
 $(EMU)/libkernels.a: $(filter $(BUILD)/llmc/cpu/% $(KERNEL_TEST_HOST),$(HOST_OBJECTS)) $(OPS_OBJECTS) \
                                 $(EMU_OBJECTS) $(EMU_LIB)
 
-$(EMU_TESTS): $(EMU)/%: $(EMU)/dev/test/gpu/%.o $(TEST_MAIN) $(EMU)/libkernels.a
+$(EMU_TESTS): $(EMU)/%: $(EMU)/dev/test/gpu/%.o $(TEST_BASE) $(EMU)/libkernels.a
 	$(call say,LINK  $@)
 	$(Q)$(CXX) $(LDFLAGS) -fopenmp $^ -o $@ $(LDLIBS)
 $(SIMT_TESTS): $(EMU)/%: $(EMU)/dev/simt/test/%.o $(TEST_MAIN) $(BUILD)/llmc/base/common.o $(SIMT)/libsimt.a

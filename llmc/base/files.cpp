@@ -217,6 +217,11 @@ bool is_directory(const std::string& path) {
     return fs::is_directory(path, ignored);
 }
 
+bool is_same_file(const std::string& a, const std::string& b) {
+    std::error_code ignored;
+    return fs::equivalent(a, b, ignored);
+}
+
 void check_directory(const std::string& dir) {
     struct stat status;
     if (lstat(dir.c_str(), &status) == 0 && S_ISREG(status.st_mode))

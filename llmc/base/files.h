@@ -76,6 +76,7 @@ void sync_path(const std::string& path);
 
 bool path_exists(const std::string& path);
 bool is_directory(const std::string& path);
+bool is_same_file(const std::string& a, const std::string& b);  // false if one is missing
 // Refuses (EXIT_NO_INPUT) a path that is not a directory, or a directory without search permission, which looks empty.
 void check_directory(const std::string& dir);
 // Returns the names in dir, sorted. Fails with EXIT_NO_INPUT if dir is missing.

@@ -7,10 +7,15 @@
 
 #include "base/common.h"
 #include "base/print.h"
+#include "parallel/watchdog.h"
 
 void Comm::abort(int exit_code) {
     fflush(nullptr);
     _exit(exit_code);
+}
+
+void Comm::reached(const char* what, int64_t number) const {
+    if (watchdog) watchdog->reached(what, number);
 }
 
 std::unique_ptr<Comm> Comm::split(int) {

@@ -9,7 +9,8 @@
 
 #include "base/device.h"
 #include "parallel/launch.h"
-#include "parallel/watchdog.h"
+
+struct Watchdog;  // watchdog.h
 
 enum class GradDtype { fp32, bf16 };  // dtype of gradients in collectives (--grad-dtype)
 
@@ -69,9 +70,7 @@ struct Comm {
     // Ends this rank, and all other ranks where the launcher allows it.
     [[noreturn]] virtual void abort(int exit_code);
     // Progress of the training thread, for the watchdog. what: a string of static duration, "micro-step".
-    void reached(const char* what, int64_t number = -1) const {
-        if (watchdog) watchdog->reached(what, number);
-    }
+    void reached(const char* what, int64_t number = -1) const;
 };
 
 // Connects the ranks of the launch: GPUs by NCCL, CPU ranks by MPI. Refuses one whose library this build lacks.

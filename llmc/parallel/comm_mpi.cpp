@@ -42,6 +42,7 @@
 #include <vector>
 
 #include "base/common.h"
+#include "parallel/watchdog.h"
 
 #define MPI_CHECK(call)                                                                                    \
     do {                                                                                                   \

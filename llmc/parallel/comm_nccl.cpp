@@ -26,6 +26,7 @@
 #include "base/print.h"
 #include "ops/ops.h"
 #include "parallel/rendezvous.h"
+#include "parallel/watchdog.h"
 
 namespace {
 

@@ -1,5 +1,4 @@
 #include <cmath>
-#include <filesystem>
 #include <set>
 
 #include "base/common.h"
@@ -130,7 +129,7 @@ static void log_notes(const Run& run, const TrainerState* state, Log& log) {
     if (const std::string hint = describe_rule(run); !state && !hint.empty()) log.note(hint);
     for (const Shard& shard : run.data.val.shards)
         for (const Shard& other : run.data.train.shards)
-            if (std::filesystem::equivalent(shard.path, other.path))
+            if (is_same_file(shard.path, other.path))
                 log.warn(shard.path + " is in both --train-data and --val-data: its loss says nothing about new text");
     if (!run.differing.empty())
         log.warn(run.differing +

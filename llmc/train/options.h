@@ -11,7 +11,6 @@
 #include "model/memory.h"
 #include "ops/ops.h"
 #include "parallel/comm.h"
-#include "text/text_reader.h"
 #include "train/schedule.h"
 
 // help: --help or --version was given; the text is in Options::answer, to be printed on stdout.
@@ -21,6 +20,8 @@ enum class Command { train, generate, eval, plan, tokenize, export_model, help }
 enum class Precision { fp32, bf16, automatic, fp8 };
 enum class UpdateRule { adamw, muon };
 enum class OnNan { halt, skip };
+
+enum class SplitAt;  // text/text_reader.h
 
 struct Options {
     Command command = Command::train;
@@ -129,7 +130,7 @@ struct Options {
     int64_t val_tokens = 0;    // instead of val_fraction; 0: off. train and eval: see windows_of
     int64_t shard_tokens = 100000000;
     bool replace = false;
-    SplitAt split = SplitAt::none;
+    SplitAt split = {};  // none
     std::string text_key = "text";
 };
 

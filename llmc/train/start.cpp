@@ -1,7 +1,6 @@
 #include "train/start.h"
 
 #include <algorithm>
-#include <filesystem>
 #include <set>
 
 #include "base/common.h"
@@ -193,8 +192,7 @@ static void check_resumed(const RunStart& start, const Options& o) try {
     check_shape(start, o);
     const Json before = parse_json(read_trainer_state(start.resume).options, "the options in trainer.json");
     const std::string init = before.value("init", std::string());
-    std::error_code missing;
-    ENSURE(o.init.empty() || o.default_model || init == o.init || std::filesystem::equivalent(init, o.init, missing),
+    ENSURE(o.init.empty() || o.default_model || init == o.init || is_same_file(init, o.init),
            "--resume continues from %s, so the weights of --init %s would not be read; leave out --init, or start a "
            "new run from them in another --output",
            start.resume.c_str(), o.init.c_str());

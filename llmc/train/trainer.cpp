@@ -9,6 +9,7 @@
 #include "infer/eval.h"
 #include "infer/generate.h"
 #include "infer/tasks.h"
+#include "parallel/watchdog.h"
 #include "train/algorithms.h"
 
 // ---- the start

@@ -21,6 +21,7 @@
 
 #include "gpu/rank_processes.h"
 #include "parallel/rendezvous.h"
+#include "parallel/watchdog.h"
 #endif
 
 // Initial value of element i on rank r: small integers, whose sums are exact in bf16 and fp32.

@@ -19,6 +19,7 @@
 #include "support/parse.h"
 #include "support/refusal.h"
 #include "support/temporary.h"
+#include "text/text_reader.h"
 
 static std::vector<const char*> pointers(const std::vector<std::string>& words) {
     std::vector<const char*> pointers;
