@@ -1,7 +1,6 @@
 // bench_matmul.cpp: times the matmuls of GPT-2 124M on the CPU. Prints GFLOP/s and milliseconds of the forward pass and
-// of the backward pass (gradients of input and weight). These include packing of activations, bias, GELU and its
-// gradient, and rounding. Weights are packed in advance, as in training; the column "pack" has the time for it. "bwd ="
-// overwrites the gradient of the weight, "bwd +=" adds to it.
+// of the backward pass (gradients of input and weight). These include packing of operands, bias, GELU and its
+// gradient, and rounding. "bwd =" overwrites the gradient of the weight, "bwd +=" adds to it.
 //
 //   build/release/bench_matmul                     five shapes, 1024 rows, bf16 and fp32, 1 thread and all
 //   build/release/bench_matmul --shape 768 3072 --rows 4096 --threads 2 --dtype bf16
@@ -21,7 +20,7 @@ struct Case {
     bool gelu_forward, gelu_backward, bias;
 };
 
-// Prints one line: forward, backward and packing of one weight.
+// Prints one line: forward and backward of one weight.
 template <class floatX>
 void time_case(const Case& c, int N, double budget) {
     const auto inp = random_buffer<floatX>(int64_t(N) * c.IC, 1),
@@ -31,10 +30,7 @@ void time_case(const Case& c, int N, double budget) {
     DeviceBuffer<floatX> out(int64_t(N) * c.OC, "out"), pre_gelu(int64_t(N) * c.OC, "pre_gelu");
     DeviceBuffer<floatX> dinp(int64_t(N) * c.IC, "dinp");
     DeviceBuffer<float> dweight(int64_t(c.OC) * c.IC, "dweight"), dbias(c.OC, "dbias");
-    DeviceBuffer<char> packed(cpu::packed_bytes<floatX>(c.OC, c.IC), "packed");
-    const auto pack = [&] { cpu::pack_weight(packed.data, weight.data, c.OC, c.IC, nullptr); };
-    pack();
-    const Weight<floatX> w{weight.data, packed.data};
+    const Weight<floatX> w{weight.data, nullptr};
     const double forward = best_seconds(
         [&] {
             cpu::matmul_forward<floatX>({.out = out.data,
@@ -61,11 +57,10 @@ void time_case(const Case& c, int N, double budget) {
             budget);
     };
     const double overwrite = backward(false), add = backward(true);
-    const double packing = packed.data ? best_seconds(pack, budget / 4) : 0;
     const double gflop = 2e-9 * N * c.IC * c.OC;
-    printf("%-10s %-5s %2d %6d %6d %6d | %8.0f %8.0f %8.0f | %8.2f %8.2f %8.2f %8.2f\n", c.name,
-           dtype_name(dtype_of<floatX>), omp_get_max_threads(), N, c.IC, c.OC, gflop / forward, 2 * gflop / overwrite,
-           2 * gflop / add, 1e3 * forward, 1e3 * overwrite, 1e3 * add, 1e3 * packing);
+    printf("%-10s %-5s %2d %6d %6d %6d | %8.0f %8.0f %8.0f | %8.2f %8.2f %8.2f\n", c.name, dtype_name(dtype_of<floatX>),
+           omp_get_max_threads(), N, c.IC, c.OC, gflop / forward, 2 * gflop / overwrite, 2 * gflop / add, 1e3 * forward,
+           1e3 * overwrite, 1e3 * add);
     fflush(stdout);
 }
 
@@ -93,8 +88,8 @@ int main(int argc, char** argv) try {
                                {"head", 768, 50304, false, false, false}};
     if (!shape.empty()) cases = {{"shape", shape[0], shape[1], false, false, true}};
     printf("%s\n", isa_name(isa()));
-    printf("%-10s %-5s %2s %6s %6s %6s | %8s %8s %8s | %8s %8s %8s %8s\n", "", "", "th", "N", "IC", "OC", "GFLOP/s",
-           "bwd =", "bwd +=", "ms fwd", "bwd =", "bwd +=", "pack");
+    printf("%-10s %-5s %2s %6s %6s %6s | %8s %8s %8s | %8s %8s %8s\n", "", "", "th", "N", "IC", "OC", "GFLOP/s",
+           "bwd =", "bwd +=", "ms fwd", "bwd =", "bwd +=");
     for (const int t : threads) {
         omp_set_num_threads(t);
         for (const std::string& dtype : dtypes)

@@ -168,9 +168,7 @@ double measure_matmul(double budget) {
     const int n = device_info().peak_flops_bf16 > 5e13 ? 8192 : 2048;
     const auto x = random_buffer<floatX>(int64_t(n) * n, 1), w = random_buffer<floatX>(int64_t(n) * n, 2);
     DeviceBuffer<floatX> out(int64_t(n) * n, "the output of a matmul");
-    DeviceBuffer<std::byte> packed(ops::packed_bytes<floatX>(n, n), "a packed weight");
-    ops::pack_weight(packed.data, w.data, n, n, nullptr);
-    const Weight<floatX> weight{w.data, packed.data};
+    const Weight<floatX> weight{w.data, nullptr};
     return 2.0 * n * n * n /
            best_seconds(
                [&] {

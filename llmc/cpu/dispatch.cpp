@@ -249,7 +249,7 @@ void matmul_forward(const MatmulForward<floatX>& m, int N, int IC, int OC, Strea
     INVARIANT(!m.pre_gelu || !m.residual, "a matmul of (%d, %d) with both GELU and a residual", N, IC);
     if constexpr (sizeof(floatX) == 2)
         if (m.weight.in_fp8(N)) return fp8_matmul_forward(m, N, IC, OC, stream);
-    // One row (generation) is bound by reading the weight, and the packed weight is twice as large.
+    // One row (generation) is bound by reading the weight, which packing would do twice.
     const auto* unit = N > 1 ? matrix_operations<floatX>() : nullptr;
     (unit ? *unit : vector_operations<floatX>()).matmul_forward(m, N, IC, OC, stream);
     raise_amax(m.out.amax, m.out.data, int64_t(N) * OC);

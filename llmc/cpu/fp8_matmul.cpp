@@ -19,12 +19,6 @@ void round_to_fp8(bf16* out, const bf16* x, int64_t count, float amax) {
 // Bytes of count bf16 numbers, so that what follows is aligned.
 int64_t aligned_bytes(int64_t count) { return round_up<int64_t>(count * int64_t(sizeof(bf16)), 64); }
 
-// A packed FP8 weight is its rounded rows, followed by the packed copy of these rows.
-Weight<bf16> packed_weight(const void* packed, int OC, int IC) {
-    const char* copy = static_cast<const char*>(packed) + aligned_bytes(int64_t(OC) * IC);
-    return {static_cast<const bf16*>(packed), cpu::packed_bytes<bf16>(OC, IC) ? copy : nullptr};
-}
-
 }  // namespace
 
 void cpu::raise_amax(float* amax, const bf16* x, int64_t count) {
@@ -36,15 +30,14 @@ void cpu::raise_amax(float* amax, const bf16* x, int64_t count) {
     *amax = __builtin_bit_cast(float, largest << 16);
 }
 
-int64_t cpu::fp8_weight_bytes(int OC, int IC) { return aligned_bytes(int64_t(OC) * IC) + packed_bytes<bf16>(OC, IC); }
+int64_t cpu::fp8_weight_bytes(int OC, int IC) { return aligned_bytes(int64_t(OC) * IC); }
 
-void cpu::pack_fp8_weight(void* packed, const bf16* weight, int OC, int IC, Stream stream) {
+void cpu::pack_fp8_weight(void* packed, const bf16* weight, int OC, int IC, Stream) {
     const int64_t count = int64_t(OC) * IC;
     bf16* rows = static_cast<bf16*>(packed);
     float amax = 0.0f;
     raise_amax(&amax, weight, count);
     round_to_fp8<E4M3>(rows, weight, count, amax);
-    pack_weight<bf16>(static_cast<char*>(packed) + aligned_bytes(count), rows, OC, IC, stream);
 }
 
 int64_t cpu::fp8_workspace_bytes(int N, int IC, int OC) {
@@ -57,7 +50,7 @@ void cpu::fp8_matmul_forward(MatmulForward<bf16> m, int N, int IC, int OC, Strea
     if (fp8.finds_input_amax) raise_amax(fp8.input_amax, m.inp, int64_t(N) * IC);
     round_to_fp8<E4M3>(x, m.inp, int64_t(N) * IC, *fp8.input_amax);
     m.inp = x;
-    m.weight = packed_weight(fp8.packed, OC, IC);
+    m.weight = {static_cast<const bf16*>(fp8.packed), nullptr};  // the rounded rows
     matmul_forward(m, N, IC, OC, stream);
 }
 
@@ -72,6 +65,6 @@ void cpu::fp8_matmul_backward(MatmulBackward<bf16> m, int N, int IC, int OC, Str
     m.dbias = nullptr;
     m.dout = dy;
     m.inp = x;
-    m.weight = packed_weight(fp8.packed, OC, IC);
+    m.weight = {static_cast<const bf16*>(fp8.packed), nullptr};  // the rounded rows
     matmul_backward(m, N, IC, OC, stream);
 }

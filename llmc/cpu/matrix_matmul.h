@@ -1,12 +1,13 @@
-// matrix_matmul.h: bf16 matmul on matrix units, and the packed copies of weights. Compiled for AMX (amx.cpp) and for
-// AVX512-BF16 (avx512bf16.cpp), into the namespace VARIANT of the including file.
+// matrix_matmul.h: bf16 matmul on matrix units, and the head's packed copy of its weight. Compiled for AMX (amx.cpp)
+// and for AVX512-BF16 (avx512bf16.cpp), into the namespace VARIANT of the including file.
 //
-// A matmul packs its activations into tiles (matrix_microkernel.h). Its tasks then compute blocks of the result, in
-// steps of KC tile pairs along the inner dimension: the current micro-panel of B (16 KiB) stays in the first-level
-// cache, and the task's micro-panels of A and its sums stay in the second (2 MiB). The sums are compact 32 x 32 blocks:
-// in rows as long as those of the result, they would fall into few cache sets whenever a row is a multiple of 4 KiB.
-// After the last step the epilogue (bias, residual, GELU or its derivative) runs while the 32 x 32 sums are in the
-// first-level cache, and the result is rounded and stored, once.
+// A matmul packs both operands into tiles (matrix_microkernel.h): a copy of the weights for each direction would take
+// twice their memory, and packing takes 1 % of the time of a matmul of 1,000 rows. Its tasks then compute blocks of the
+// result, in steps of KC tile pairs along the inner dimension: the current micro-panel of B (16 KiB) stays in the
+// first-level cache, and the task's micro-panels of A and its sums stay in the second (2 MiB). The sums are compact 32
+// x 32 blocks: in rows as long as those of the result, they would fall into few cache sets whenever a row is a multiple
+// of 4 KiB. After the last step the epilogue (bias, residual, GELU or its derivative) runs while the 32 x 32 sums are
+// in the first-level cache, and the result is rounded and stored, once.
 //
 // Every element is one chain of additions in the order of the inner dimension, whatever the tasks are: the bits depend
 // neither on the number of threads nor on the task grid.
@@ -46,7 +47,7 @@ PackedOperand packed_operand(const bf16* data, int panels, int depth) {
 // The bf16 numbers of a packed operand.
 int64_t operand_size(int outer, int inner) { return int64_t(panels_of(outer)) * panels_of(inner) * TILE_PAIR; }
 
-// A packed weight (OC, IC) is two operands: B of the forward matmul, then B of the input gradient's matmul.
+// The head's packed weight (OC, IC) is two operands: B of the forward matmul, then B of the input gradient's matmul.
 PackedOperand packed_forward(const void* copies, int OC, int IC) {
     return packed_operand(static_cast<const bf16*>(copies), panels_of(OC), panels_of(IC));
 }
@@ -328,7 +329,20 @@ INLINE void add_rows(__m512& even, __m512& odd, const bf16* pair) {
     }
 }
 
-// Packs both operands of a weight (OC, IC). All threads of a parallel region call it; there is no barrier at its end.
+// Pack a weight (OC, IC) as the operand of one matmul. All threads of a parallel region call them; there is no barrier
+// at their end.
+void pack_for_forward(bf16* packed, const bf16* weight, int OC, int IC) {
+    for_each_block(weight, OC, IC, [&](const __m512i(&x)[32], int r, int c) {
+        pack_rows_as_b(pair_at(packed, r, c, panels_of(IC)), x);
+    });
+}
+void pack_for_backward(bf16* packed, const bf16* weight, int OC, int IC) {
+    for_each_block(weight, OC, IC, [&](const __m512i(&x)[32], int r, int c) {
+        pack_columns_as_b(pair_at(packed, c, r, panels_of(OC)), x);
+    });
+}
+
+// The same for both operands.
 void pack_both(void* packed, const bf16* weight, int OC, int IC) {
     bf16 *forward = static_cast<bf16*>(packed), *backward = forward + operand_size(OC, IC);
     const int row_panels = panels_of(OC), column_panels = panels_of(IC);
@@ -352,15 +366,15 @@ int channel_block(int rows, int OC) {
 
 // Scratch memory of matmul_backward.
 struct BackwardScratch {
-    bf16* packed_weight;                   // used if the caller passes no packed weight
+    bf16* weight;                          // packed for the input gradient
     bf16 *inp, *dout_rows, *dout_columns;  // packed operands; rows and columns are the outer dimension
     float *partial, *bias_sums, *sums;
 
     // Sets the pointers, for scratch memory at base (null: to nothing), and returns its size in bytes.
-    int64_t lay_out(void* base, int N, int IC, int OC, bool weight_is_packed) {
+    int64_t lay_out(void* base, int N, int IC, int OC) {
         Arena arena{base, PAGE};
         const int rows = row_block(N), channels = channel_block(rows, OC);
-        packed_weight = arena.take<bf16>(weight_is_packed ? 0 : 2 * operand_size(OC, IC));
+        weight = arena.take<bf16>(operand_size(OC, IC));
         inp = arena.take<bf16>(operand_size(rows, IC));
         dout_rows = arena.take<bf16>(operand_size(rows, channels));
         dout_columns = arena.take<bf16>(operand_size(rows, channels));
@@ -462,24 +476,18 @@ void pack_weight(void* packed, const bf16* weight, int OC, int IC, Stream) {
 }
 
 // Backward needs more scratch than forward.
-int64_t scratch_of(int N, int IC, int OC, bool weight_is_packed) {
-    return BackwardScratch().lay_out(nullptr, N, IC, OC, weight_is_packed);
-}
-
-// The model packs its weights, so it reserves no scratch for packed weights.
-int64_t matmul_scratch_bytes(int N, int IC, int OC) { return scratch_of(N, IC, OC, true); }
+int64_t matmul_scratch_bytes(int N, int IC, int OC) { return BackwardScratch().lay_out(nullptr, N, IC, OC); }
 
 void matmul_forward(const MatmulForward<bf16>& m, int N, int IC, int OC, Stream) {
-    const void* packed = m.weight.packed;
-    Arena arena{cpu::scratch(scratch_of(N, IC, OC, packed)), PAGE};
-    bf16* packed_weight = arena.take<bf16>(packed ? 0 : 2 * operand_size(OC, IC));
+    Arena arena{cpu::scratch(matmul_scratch_bytes(N, IC, OC)), PAGE};
+    bf16* packed_weight = arena.take<bf16>(operand_size(OC, IC));
     bf16* packed_inp = arena.take<bf16>(operand_size(row_block(N), IC));
     float* sums = arena.take<float>(TASK_SUMS * omp_get_max_threads());
     const int depth = panels_of(IC);
-    const PackedOperand w = packed_forward(packed ? packed : packed_weight, OC, IC);
+    const PackedOperand w = packed_operand(packed_weight, panels_of(OC), depth);
 #pragma omp parallel
     {
-        if (!packed) pack_both(packed_weight, m.weight.rows, OC, IC);
+        pack_for_forward(packed_weight, m.weight.rows, OC, IC);
         for (int64_t n = 0; n < N; n += MAX_ROWS) {
             const int rows = std::min(N - int(n), MAX_ROWS);
             for_each_block(m.inp + n * IC, rows, IC, [&](const __m512i(&x)[32], int r, int c) {
@@ -496,13 +504,12 @@ void matmul_forward(const MatmulForward<bf16>& m, int N, int IC, int OC, Stream)
 }
 
 void matmul_backward(const MatmulBackward<bf16>& m, int N, int IC, int OC, Stream) {
-    const bool pack = m.dinp.data && !m.weight.packed;
     BackwardScratch scratch;
-    scratch.lay_out(cpu::scratch(scratch_of(N, IC, OC, !pack)), N, IC, OC, !pack);
-    const PackedOperand w = packed_backward(m.weight.packed ? m.weight.packed : scratch.packed_weight, OC, IC);
+    scratch.lay_out(cpu::scratch(matmul_scratch_bytes(N, IC, OC)), N, IC, OC);
+    const PackedOperand w = packed_operand(scratch.weight, panels_of(IC), panels_of(OC));
 #pragma omp parallel
     {
-        if (pack) pack_both(scratch.packed_weight, m.weight.rows, OC, IC);
+        if (m.dinp.data) pack_for_backward(scratch.weight, m.weight.rows, OC, IC);
         for (int64_t n = 0; n < N; n += MAX_ROWS) {
             Backward{m.dout + n * OC,
                      m.dweight ? m.inp + n * IC : nullptr,

@@ -53,7 +53,7 @@ std::byte* GPT2<floatX>::packed_copy(Param p, int l) {
 
 template <class floatX>
 Weight<floatX> GPT2<floatX>::matrix(Param p, int l) {
-    if (!fp8 || p == wte) return {w(p, l), packed_copy(p, l)};
+    if (!fp8 || p == wte) return {w(p, l), p == wte ? packed_copy(p, l) : nullptr};
     return {w(p, l),
             nullptr,
             {.packed = packed_copy(p, l),
@@ -99,14 +99,13 @@ void GPT2<floatX>::set_param(Param p, int l, const float* values) {
 template <class floatX>
 void GPT2<floatX>::pack_bucket(int bucket) {
     if (!packed.data) return;
-    const auto pack = [&](Param p, int l) {
-        const int OC = layout.rows(p), IC = layout.cols(p);
-        if constexpr (std::is_same_v<floatX, bf16>)
-            if (fp8 && p != wte) return ops::pack_fp8_weight(packed_copy(p, l), w(p, l), OC, IC, stream);
-        ops::pack_weight(packed_copy(p, l), w(p, l), OC, IC, stream);
+    const auto call = [&](auto pack, Param p, int l) {
+        pack(packed_copy(p, l), w(p, l), layout.rows(p), layout.cols(p), stream);
     };
-    if (bucket == 0) return pack(wte, 0);
-    for (Param p : layer_matrices) pack(p, bucket - 1);
+    if (bucket == 0) return call(ops::pack_weight<floatX>, wte, 0);
+    if constexpr (std::is_same_v<floatX, bf16>)
+        if (fp8)
+            for (Param p : layer_matrices) call(ops::pack_fp8_weight, p, bucket - 1);
 }
 
 template <class floatX>

@@ -31,9 +31,9 @@ struct GPT2 {
     Stream stream = nullptr;
     Comm* tensor_ranks = nullptr;  // the tensor-parallel ranks, of which this rank has layout.shard; null: none
 
-    BucketBuffer<floatX> weights;    // shared by layers with shard_weights
-    int packed_layers;               // layers whose packed matrices are in memory: all, or one with shard_weights
-    DeviceBuffer<std::byte> packed;  // the backend's copies of the matrices
+    BucketBuffer<floatX> weights;           // shared by layers with shard_weights
+    int packed_layers;                      // layers whose FP8 matrices are in memory: all, or one with shard_weights
+    DeviceBuffer<std::byte> packed;         // the backend's copies of wte and, with FP8, of the layers' matrices
     DeviceBuffer<std::byte> fp8_workspace;  // the operands of one matmul in FP8
     BucketBuffer<float> grads;              // gradients, with Purpose::train; shared by layers with shard_gradients
     DeviceBuffer<std::byte> memory;         // the memory that acts points into

@@ -89,7 +89,8 @@ Activations<floatX> place_activations(Arena& arena, const ParamLayout& layout, P
 template <class floatX>
 static int64_t packed_matrix_bytes(const ParamLayout& layout, Param p, bool fp8) {
     const int OC = layout.rows(p), IC = layout.cols(p);
-    return round_up<int64_t>(fp8 && p != wte ? ops::fp8_weight_bytes(OC, IC) : ops::packed_bytes<floatX>(OC, IC), 256);
+    if (p != wte && !fp8) return 0;
+    return round_up<int64_t>(p == wte ? ops::packed_bytes<floatX>(OC, IC) : ops::fp8_weight_bytes(OC, IC), 256);
 }
 
 template <class floatX>

@@ -122,7 +122,7 @@ struct Arena {
     }
 };
 
-// A layer's weight matrices, which are packed for the matmuls. The only other packed matrix is wte, in bucket 0.
+// A layer's weight matrices. With FP8 their matmuls read packed copies, as the head does of wte, in bucket 0.
 inline constexpr Param layer_matrices[] = {qkvw, attprojw, fcw, fcprojw};
 
 // Elements of acts.amax.
@@ -137,7 +137,7 @@ template <class floatX>
 Activations<floatX> place_activations(Arena& arena, const ParamLayout& layout, Purpose purpose, MemoryOptions options,
                                       int64_t N, int logit_rows);
 
-// The packed copies of wte and of `layers` layers, and where a matrix is among them.
+// The packed copies of wte and, with FP8, of `layers` layers, and where a matrix is among them.
 template <class floatX>
 int64_t packed_total_bytes(const ParamLayout& layout, int layers, bool fp8);
 template <class floatX>

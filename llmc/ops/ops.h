@@ -35,8 +35,8 @@ struct Fp8 {
     bool finds_input_amax = false, finds_gradient_amax = false;
 };
 
-// A weight matrix (OC, IC) as matmuls read it: its rows, and the copy that pack_weight made for this backend's
-// matrix units. packed may be null: each matmul then packs the matrix itself.
+// A weight matrix (OC, IC) as matmuls read it: its rows, and the copy that pack_weight made for the head, whose weight
+// is large; null for the other matmuls.
 template <class floatX>
 struct Weight {
     const floatX* rows;

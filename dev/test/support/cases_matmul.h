@@ -13,7 +13,7 @@ struct Shape {
 };
 
 struct Options {
-    bool bias = true, gelu = false, accumulate = false, packed = true, residual = false;
+    bool bias = true, gelu = false, accumulate = false, residual = false;
 };
 
 enum class Value { out, pre_gelu, dinp, dweight, dbias };
@@ -24,17 +24,13 @@ struct Bound {
 
 template <class floatX>
 struct Ops {
-    decltype(&cpu::packed_bytes<floatX>) packed_bytes;
-    decltype(&cpu::pack_weight<floatX>) pack_weight;
     decltype(&cpu::matmul_forward<floatX>) forward;
     decltype(&cpu::matmul_backward<floatX>) backward;
 };
 template <class floatX>
-const Ops<floatX> definition{cpu::reference::packed_bytes<floatX>, cpu::reference::pack_weight<floatX>,
-                             cpu::reference::matmul_forward<floatX>, cpu::reference::matmul_backward<floatX>};
+const Ops<floatX> definition{cpu::reference::matmul_forward<floatX>, cpu::reference::matmul_backward<floatX>};
 template <class floatX>
-const Ops<floatX> tested{ops::packed_bytes<floatX>, ops::pack_weight<floatX>, ops::matmul_forward<floatX>,
-                         ops::matmul_backward<floatX>};
+const Ops<floatX> tested{ops::matmul_forward<floatX>, ops::matmul_backward<floatX>};
 
 template <class floatX>
 struct Inputs {
@@ -50,16 +46,6 @@ struct Inputs {
           pre_gelu(random_tensor<floatX>(int64_t(s.N) * s.IC, 5)) {}
 };
 
-// The packed copy of a weight, where the backend has one.
-template <class floatX>
-struct Packed {
-    DeviceBuffer<char> copy;
-    Packed(const Ops<floatX>& ops, const floatX* weight, Shape s, bool wanted)
-        : copy(wanted ? ops.packed_bytes(s.OC, s.IC) : 0, "a packed weight") {
-        if (copy.data) ops.pack_weight(copy.data, weight, s.OC, s.IC, nullptr);
-    }
-};
-
 // Outputs, which start as NaN to detect elements that are not written.
 template <class floatX>
 struct Forward {
@@ -72,11 +58,10 @@ Forward<floatX> forward(const Backend& backend, const Ops<floatX>& ops, const In
     Forward<floatX> r{poisoned<floatX>(int64_t(s.N) * s.OC), poisoned<floatX>(int64_t(s.N) * s.OC)};
     const auto op = [&](floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
                         const floatX* residual, Stream stream) {
-        const Packed<floatX> packed(ops, weight, s, options.packed);
         ops.forward({.out = out,
                      .pre_gelu = pre_gelu,
                      .inp = inp,
-                     .weight = {weight, packed.copy.data},
+                     .weight = {weight, nullptr},
                      .bias = bias,
                      .residual = residual},
                     s.N, s.IC, s.OC, stream);
@@ -106,13 +91,12 @@ Gradients<floatX> backward(const Backend& backend, const Ops<floatX>& ops, const
     Gradients<floatX> r(s, options.accumulate);
     const auto op = [&](floatX* dinp, float* dweight, float* dbias, const floatX* dout, const floatX* inp,
                         const floatX* weight, const floatX* pre_gelu, Stream stream) {
-        const Packed<floatX> packed(ops, weight, s, options.packed);
         ops.backward({.dinp = dinp,
                       .dweight = dweight,
                       .dbias = dbias,
                       .dout = dout,
                       .inp = inp,
-                      .weight = {weight, packed.copy.data},
+                      .weight = {weight, nullptr},
                       .pre_gelu = pre_gelu,
                       .accumulate = options.accumulate},
                      s.N, s.IC, s.OC, stream);
@@ -146,8 +130,8 @@ Outputs list(const Gradients<floatX>& r, Shape s, Options options, const BoundOf
 }
 
 inline std::string describe(Shape s, Options options) {
-    return format("N=%d IC=%d OC=%d bias=%d gelu=%d residual=%d accumulate=%d packed=%d ", s.N, s.IC, s.OC,
-                  options.bias, options.gelu, options.residual, options.accumulate, options.packed);
+    return format("N=%d IC=%d OC=%d bias=%d gelu=%d residual=%d accumulate=%d ", s.N, s.IC, s.OC, options.bias,
+                  options.gelu, options.residual, options.accumulate);
 }
 
 template <class floatX, class Backend>
@@ -177,10 +161,9 @@ void gradients_one_by_one(const Backend& backend, const Ops<floatX>& ops, const 
     CAPTURE(what);
     const auto of_input = [&](floatX* dinp, const floatX* dout, const floatX* weight, const floatX* pre_gelu,
                               Stream stream) {
-        const Packed<floatX> packed(ops, weight, s, options.packed);
         ops.backward({.dinp = dinp,
                       .dout = dout,
-                      .weight = {weight, packed.copy.data},
+                      .weight = {weight, nullptr},
                       .pre_gelu = pre_gelu,
                       .accumulate = options.accumulate},
                      s.N, s.IC, s.OC, stream);
