@@ -54,7 +54,7 @@ $(EMU)/nonccl/%.o: %.cpp $(RULES)
 
 # The objects that tests of kernels and of ranks link. The builds for ThreadSanitizer and MemorySanitizer have no other
 # programs, so they compile no other sources.
-KERNEL_TEST_HOST := base/% parallel/% model/params train/plan train/option%
+KERNEL_TEST_HOST := base/% parallel/% model/params train/plan train/fits train/option%
 KERNEL_TEST_HOST := $(KERNEL_TEST_HOST:%=$(BUILD)/llmc/%.o)
 $(EMU)/libkernels.a: $(filter $(BUILD)/llmc/cpu/% $(KERNEL_TEST_HOST),$(HOST_OBJECTS)) $(OPS_OBJECTS) \
                                 $(EMU_OBJECTS) $(EMU_LIB)

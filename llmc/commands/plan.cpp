@@ -9,6 +9,7 @@
 #include "data/dataloader.h"
 #include "model/mfu.h"
 #include "train/algorithms.h"
+#include "train/fits.h"
 
 // Adds the time of a step and of the run, or of the remaining steps of a resumed run, and what that costs. The run is
 // --steps or the data, else ten billion tokens. It measures a step here, or else assumes ASSUMED_MFU. peak: FLOP/s of
@@ -62,10 +63,44 @@ static std::string describe_disk(const Options& o, const GPT2Config& config) {
     return text;
 }
 
+// The table of --fits: for each model the cheapest options that fit, and their tokens/s.
+static std::vector<Row> fits_table(const Options& o, Dtype dtype, const GPT2Config& given, int world_size) {
+    const int64_t available = available_bytes(o);
+    const int ranks = count_data_parallel(world_size, o.tensor_parallel, given.NH);
+    std::vector<Row> rows = {{"memory", human_bytes(available) + (world_size > 1 ? " per rank" : "")}};
+    const std::vector<std::string> names = {"d12", "d24", "d36", "d48"};
+    for (const std::string& name : o.default_model ? names : std::vector<std::string>{""}) {
+        GPT2Config config = name.empty() ? given : config_by_name(name);
+        config.V = given.V;
+        const int T = o.seq_len ? o.seq_len : config.max_T;
+        config.max_T = std::max(config.max_T, T);
+        const SavingSet set = cheapest_savings(
+            memory_options_of(o, ranks), ranks,
+            [&](const MemoryOptions& options) {
+                return device_bytes(training_memory(dtype, config, plan_batch(1, T, 0, ranks), options));
+            },
+            available);
+        const bool fits = set.bytes <= available;
+        const int B = fits ? largest_micro_batch(dtype, config, T, o.global_batch, ranks, set.options, available) : 1;
+        const int64_t bytes = device_bytes(training_memory(dtype, config, plan_batch(B, T, 0, ranks), set.options));
+        rows.push_back({name.empty() ? "model" : name,
+                        format("%s%s, %.0f %% of the fastest tokens/s: %s--micro-batch %d%s",
+                               fits ? "" : "does not fit; at least ", human_bytes(bytes).c_str(),
+                               100.0 * relative_speed(config, T, set.options.recompute),
+                               name.empty() ? "" : ("--model " + name + " ").c_str(), B, set.text.c_str())});
+    }
+    return rows;
+}
+
+static void print_rows(const std::vector<Row>& rows) {
+    for (const std::string& line : table_lines(rows)) print_stdout(line + "\n");
+}
+
 int run_plan(const Options& options, Dtype dtype, const Launch& launch) {
     Options o = options;
     const RunStart source = find_training_start(o, Comm());
     const int world_size = o.ranks == -1 ? device_count() : o.ranks > 0 ? o.ranks : launch.world_size;
+    if (o.fits) return print_rows(fits_table(o, dtype, source.config, world_size)), 0;
     Comm single_rank;
     const BatchPlan batch = resolve_batch(o, dtype, source.config, make_groups(single_rank, 1), world_size, 1);
     const int T = batch.T;
@@ -75,18 +110,20 @@ int run_plan(const Options& options, Dtype dtype, const Launch& launch) {
         check_vocabulary(*corpus, "--train-data", source, o);
     }
     if (corpus || o.steps > 0) resolve_steps(o, corpus ? corpus->num_windows * T / batch.tokens_per_step : 0);
-    const int64_t available = device_bytes_free(),
+    const int64_t available = available_bytes(o),
                   done = source.resume.empty() ? 0 : read_trainer_state(source.resume).step;
     std::vector<Row> time;  // measured first: a CPU's peak, of which it has more samples, is in the table
     add_time(time, dtype, o, source.config, batch, peak_flops(device_info(), dtype), done);
-    std::vector<Row> rows = plan_table(dtype, o, source, batch, device_info(), available, corpus ? &*corpus : nullptr);
+    DeviceInfo device = device_info();
+    if (!o.memory.empty()) device.memory_bytes = available;
+    std::vector<Row> rows = plan_table(dtype, o, source, batch, device, available, corpus ? &*corpus : nullptr);
     if (device_memory_is_host()) rows.push_back({"threads", describe_threads()});
     const double flops = flops_per_token(source.config, T);
     rows.push_back({"work", plain_number(flops / 1e9, 4) + " GFLOP per token, " +
                                 plain_number(flops * double(batch.tokens_per_step) / 1e12, 4) + " TFLOP per step"});
     rows.insert(rows.end(), time.begin(), time.end());
     rows.push_back({"disk", describe_disk(o, source.config)});
-    for (const std::string& line : table_lines(rows)) print_stdout(line + "\n");
+    print_rows(rows);
     for (const std::string& line : source.notes) print_stdout(message_text(line) + "\n");
     return 0;
 }

@@ -116,7 +116,8 @@ struct Options {
     int stride = 0;    // tokens that each window of the text scores; 0: all
 
     // plan
-    bool measure = true;
+    bool measure = true, fits = false;
+    std::string memory;           // "16GiB"; empty: what is free
     double dollars_per_hour = 0;  // 0: unknown
 
     // export

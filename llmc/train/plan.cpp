@@ -7,6 +7,7 @@
 #include "checkpoint/checkpoint.h"
 #include "data/dataloader.h"
 #include "model/mfu.h"
+#include "train/fits.h"
 #include "train/options.h"
 #include "train/optimizer.h"
 #include "train/start.h"
@@ -71,6 +72,10 @@ static void check_virtual_ranks(const Options& o, const BatchPlan& batch) {
            static_cast<long long>(round_up<int64_t>(batch.tokens_per_step, least)));
 }
 
+int64_t available_bytes(const Options& o, int local_ranks) {
+    return o.memory.empty() ? device_bytes_free(local_ranks) : parse_memory(o.memory);
+}
+
 BatchPlan resolve_batch(Options& o, Dtype dtype, const GPT2Config& config, const Groups& groups, int world_size,
                         int local_ranks) {
     const int T = o.seq_len ? o.seq_len : config.max_T;
@@ -79,7 +84,7 @@ BatchPlan resolve_batch(Options& o, Dtype dtype, const GPT2Config& config, const
     if (o.micro_batch == 0) {
         load_libraries(dtype, config);
         o.micro_batch = largest_micro_batch(dtype, config, T, o.global_batch, data_parallel,
-                                            memory_options_of(o, data_parallel), device_bytes_free(local_ranks));
+                                            memory_options_of(o, data_parallel), available_bytes(o, local_ranks));
         for (const std::string& other : groups.world.all_gather_text(std::to_string(o.micro_batch)))
             o.micro_batch = std::min(o.micro_batch, std::stoi(other));
     }
@@ -146,31 +151,6 @@ int largest_micro_batch(Dtype dtype, const GPT2Config& config, int seq_len, int6
     for (int B = 2; int64_t(B) * seq_len <= most_tokens && bytes(B) <= most_bytes; B++)
         if (global_batch == 0 || (B <= sequences && sequences % B == 0)) largest = B;
     return largest;
-}
-
-std::string advise_memory(Dtype dtype, const GPT2Config& config, const BatchPlan& batch, MemoryOptions options,
-                          int64_t available) {
-    const auto fits = [&](int B) {
-        return device_bytes(training_memory(dtype, config, {B, batch.T, batch.world_size, 1, 0}, options)) <= available;
-    };
-    if (fits(batch.B)) return "";
-    // CPU ranks share the memory of their machine, so more of them on it do not help.
-    const std::string zero = options.shard_weights ? "" : "--zero 3 on ";
-    const std::string more = zero + (device_memory_is_host() ? "more machines" : "more ranks");
-    std::string text = batch.B > 1 ? "try --micro-batch auto" : "try";
-    if (fits(1)) return text;
-    if (options.recompute != Recompute::layer) text += " --recompute layer";
-    options.recompute = Recompute::layer;
-    if (fits(1)) return text;
-    if (batch.world_size > 1) {
-        if (!options.shard_weights) text += " --zero 3";
-        options.shards = batch.world_size;
-        options.shard_gradients = options.shard_weights = true;
-        if (fits(1)) return text;
-    }
-    if (options.master_weights) text += " --master-weights off";
-    options.master_weights = false;
-    return fits(1) ? text : "try a smaller model, or " + more;
 }
 
 std::string memory_advice(Command command, const std::string& purpose) {
@@ -403,17 +383,14 @@ static std::string describe_batch(const BatchPlan& batch, int tensor_parallel) {
                   counted(batch.grad_accum_steps, "micro-step").c_str());
 }
 
-// "35.0 GiB of 22.9 GiB available, does not fit: try ...: weights 2.90 GiB, gradients 475 MiB, ..."
-static std::string describe_memory(Dtype dtype, const GPT2Config& config, const BatchPlan& batch, MemoryOptions options,
+// "35.0 GiB of 22.9 GiB available: weights 2.90 GiB, gradients 475 MiB, ...; does not fit: try ./train_gpt2 ..."
+static std::string describe_memory(Dtype dtype, const GPT2Config& config, const BatchPlan& batch, const Options& o,
                                    int64_t available) {
+    const MemoryOptions options = memory_options_of(o, batch.world_size);
     const std::vector<MemoryItem> memory = training_memory(dtype, config, batch, options);
     const bool several = batch.world_size * options.tensor.count > 1;
     std::string text = human_bytes(device_bytes(memory)) + (several ? " per rank" : "");
-    if (available > 0) {
-        text += format(" of %s available", human_bytes(available).c_str());
-        const std::string advice = advise_memory(dtype, config, batch, options, available);
-        if (!advice.empty()) text += ", does not fit: " + advice;
-    }
+    if (available > 0) text += format(" of %s available", human_bytes(available).c_str());
     const char* separator = ": ";
     for (const MemoryItem& item : memory) {
         if (item.bytes == 0) continue;
@@ -421,7 +398,9 @@ static std::string describe_memory(Dtype dtype, const GPT2Config& config, const 
         text += format("%s%s %s%s", separator, item.purpose, human_bytes(item.bytes).c_str(), where);
         separator = ", ";
     }
-    return text;
+    if (available == 0) return text;
+    const std::string advice = advise_memory(dtype, config, batch, options, available, o.command_line);
+    return text + (advice.empty() ? "" : "; does not fit: " + advice);
 }
 
 std::vector<Row> plan_table(Dtype dtype, const Options& o, const RunStart& source, const BatchPlan& batch,
@@ -440,8 +419,7 @@ std::vector<Row> plan_table(Dtype dtype, const Options& o, const RunStart& sourc
         {"precision", describe_precision(o, dtype)},
         {"libraries", device_libraries()},
         {"device", describe_device(device, dtype)},
-        {"memory", describe_memory(dtype, source.config, batch, memory_options_of(o, batch.world_size),
-                                   std::min(available, device.memory_bytes))}};
+        {"memory", describe_memory(dtype, source.config, batch, o, std::min(available, device.memory_bytes))}};
     if (data) rows.push_back({"data", describe_corpus(*data, batch.tokens_per_step / batch.T)});
     if (o.steps > 0) rows.push_back({"schedule", describe_schedule(o)});
     if (batch.world_size * o.tensor_parallel > 1)

@@ -28,6 +28,9 @@ struct BatchPlan {
 // nearest multiple. is_default: the user did not give the global batch, and the error says so.
 BatchPlan plan_batch(int micro_batch, int seq_len, int64_t global_batch, int world_size, bool is_default = false);
 
+// Returns the bytes of --memory, or those that each of local_ranks ranks of this host finds free.
+int64_t available_bytes(const Options& options, int local_ranks = 1);
+
 // Plans a step on world_size ranks, local_ranks of them on this host. Sets --micro-batch auto to the largest that fits
 // the free memory of every rank in `groups`. Refuses options that do not fit the model or the number of ranks.
 BatchPlan resolve_batch(Options& options, Dtype dtype, const GPT2Config& config, const Groups& groups, int world_size,
@@ -52,11 +55,6 @@ int64_t device_bytes(const std::vector<MemoryItem>& items, bool own_memory = !de
 // the size beyond which training is not faster, and a tenth of the memory is left to other programs.
 int largest_micro_batch(Dtype dtype, const GPT2Config& config, int seq_len, int64_t global_batch, int world_size,
                         MemoryOptions options, int64_t available, bool own_memory = !device_memory_is_host());
-
-// Names the options that would make training fit into `available` bytes of the device: "try --recompute layer ...". It
-// names none that `options` have already. Returns "" if training fits already.
-std::string advise_memory(Dtype dtype, const GPT2Config& config, const BatchPlan& batch, MemoryOptions options,
-                          int64_t available);
 
 // Returns what to try if a command's allocation for this purpose fails. Weights, gradients and moments do not depend on
 // the batch.

@@ -52,12 +52,26 @@ def test_init_starts_from_the_weights_which_lr_0_leaves_as_they_are(trained, tmp
     ("--model d48 -t 1024 --measure off --steps 7", "for 7 steps, estimated at 40 % of the peak: --measure is off\n"),
     ("--model gpt3-13b -b 1 -d 0", "estimated at 40 % of the peak: a step is too large to be measured here\n"),
     ("--layers 2 --heads 250 --channels 64000 --micro-batch 1",
-     r"\nmemory .* of .* available, does not fit: try a smaller model"),
+     r"\nmemory .* of .* available: .*; does not fit: .* are needed with .*; try a smaller model"),
+    ("--model d12 --measure off --memory 3GiB", r"of 3.00 GiB available: .*; does not fit: try .*/train_gpt2\S* plan "
+     r"--model d12 --measure off --memory 3GiB --micro-batch auto\n"),
     (f"{TINY} --steps 20 --checkpoint-every 2 --keep-every 8 --keep-best",
      r"\ndisk .* per checkpoint, 3 kept, and the best, and those of every 8 steps\n"),
 ])
 def test_plan_says(options, text):
     assert re.search(text, run(PROGRAM, "plan", options).out)
+
+
+@pytest.mark.parametrize("memory", ["32GiB", "13GB", "7GiB", "2GiB"])
+def test_the_options_that_plan_says_fit_do_and_the_speed_only_falls(memory):
+    rows = run(PROGRAM, "plan --fits --memory", memory).out.splitlines()[1:]
+    for name, row in zip(["d12", "d24", "d36", "d48"], rows, strict=True):
+        label, misfit, bytes_, speed, options = re.match(
+            r"(\w+) +(does not fit; at least )?([\d.]+ [MG]iB), (\d+) % of the fastest tokens/s: (.*)", row).groups()
+        plan = run(PROGRAM, "plan --measure off --memory", memory, options).out
+        assert label == name and options.startswith(f"--model {name} --micro-batch ")
+        assert f"\nmemory     {bytes_} of " in plan and ("; does not fit: " in plan) == bool(misfit)
+        assert (int(speed) < 100) == ("--recompute layer" in options)
 
 
 def test_the_cost_of_a_run_is_that_of_all_ranks_and_steps():
