@@ -2,8 +2,10 @@
 // cuBLASLt. In the emulator cuBLASLt takes 3 ms or more, and our kernels what a test says.
 #include "cuda/autotune.h"
 #include "cuda/matmul_routes.h"
+#include "cuda/matmul_wgmma.cuh"
 #include "gpu/gpu_backend.h"
 #include "gpu/hopper_modes.h"
+#include "gpu/hopper_runs.h"
 #include "support/cases_head.h"
 
 #ifdef SIMT_EMULATOR
@@ -56,6 +58,37 @@ TEST_CASE("the head by our kernel for Hopper agrees with double, in every mode")
     const Results a = run(gpu_backend, in, false), b = run(gpu_backend, in, false);
     CHECK(same_bits(a.losses, b.losses));
     CHECK(same_bits(a.dweight, b.dweight));
+}
+
+// The error of a product with a residual by two blocks, each of which has many tiles of results.
+template <int BN>
+static double error_of_two_blocks(int rows, int columns, int K) {
+    using Tiles = WgmmaTiles<BN>;
+    const std::vector<bf16> A = bf16s(rows * K, 1), B = bf16s(columns * K, 2), R = bf16s(rows * columns, 3);
+    const Array<bf16> a(A), b(B), r(R), out(R.size());
+    const auto map = [](const Array<bf16>& x, int rows, int columns, int box) {
+        return simt::tensor_map<bf16, 2>(x.data, {rows, columns}, {box, 64});
+    };
+    simt::launch(matmul_wgmma_kernel<BN, BiasAndResidual<BN>>, 2, Tiles::THREADS, Tiles::SHARED_BYTES, nullptr,
+                 map(a, rows, K, Tiles::BM), map(b, columns, K, BN),
+                 {map(out, rows, columns, 64), map(r, rows, columns, 64), nullptr, columns}, rows, columns, K);
+    const std::vector<bf16> got = out.host();
+    Worst worst;
+    for (int m = 0; m < rows; m++)
+        for (int n = 0; n < columns; n++) {
+            float sum = float(R[size_t(m * columns + n)]);
+            for (int k = 0; k < K; k++) sum += float(A[size_t(m * K + k)]) * float(B[size_t(n * K + k)]);
+            worst.compare(got[size_t(m * columns + n)], sum, 0.1);
+        }
+    return worst.error;
+}
+
+TEST_CASE("blocks with many tiles, and more tiles of operands than the queue has, are right in every mode") {
+    if (skips_on_other_gpus()) return;
+    in_every_mode([] {
+        CHECK(error_of_two_blocks<192>(640, 200, 328) < 0.005);
+        CHECK(error_of_two_blocks<128>(520, 200, 456) < 0.005);
+    });
 }
 
 // ---- The choice
