@@ -56,7 +56,7 @@ int block_rows(int M, bool in_place) { return in_place ? M : std::min(M, MAX_ROW
 // Floats of scratch: packed b for two blocks, packed a for each thread, and the sums of one result block unless they
 // are in place (in c).
 struct ScratchLayout {
-    static constexpr int64_t packed_a = int64_t(KC) * MAX_TASK_PANELS * MR;
+    static constexpr int64_t packed_a = int64_t(KC) * MAX_TASK_PANELS * MR * COPIES;
     int64_t packed_b, sums;
     ScratchLayout(int M, int N, bool in_place) {
         const int columns = std::min(N, NC), rows = block_rows(M, in_place);
@@ -73,7 +73,7 @@ void macrokernel(float* c, int ldc, const float* a, const float* b, int rows, in
     for (int i = 0; i < rows; i += MR)
         for (int j = 0; j < columns; j += NR) {
             float* c_tile = c + int64_t(i) * ldc + j;
-            const float *a_panel = a + int64_t(i) * depth, *b_panel = b + int64_t(j) * depth;
+            const float *a_panel = a + int64_t(i) * depth * COPIES, *b_panel = b + int64_t(j) * depth;
             const int height = std::min(MR, rows - i), width = std::min(NR, columns - j);
             if (height == MR && width == NR) {
                 microkernel(c_tile, ldc, a_panel, b_panel, depth, accumulate);
@@ -147,6 +147,7 @@ struct Matmul {
         float* own_a = packed_a + layout.packed_a * omp_get_thread_num();
         float* sums = c ? c + int64_t(row) * N + block.column : scratch_sums + int64_t(first) * ld;
         pack<MR>(own_a, a.at(row, block.k), rows, block.depth);
+        repeat(own_a, int64_t(round_up(rows, MR)) * block.depth);
         for (int j = begin; j < end; j += BLOCK_COLUMNS) {
             const int columns = std::min(BLOCK_COLUMNS, end - j);
             macrokernel(sums + j, ld, own_a, block_b + int64_t(j) * block.depth, rows, columns, block.depth,
@@ -236,7 +237,7 @@ inline double measure_peak_flops() {
     double flops = 0.0;
 #pragma omp parallel reduction(+ : flops)
     {
-        float a[KC * MR] = {1.0f}, b[KC * NR] = {1.0f}, c[MR * NR];
+        float a[KC * MR * COPIES] = {1.0f}, b[KC * NR] = {1.0f}, c[MR * NR];
         flops = peak_of([&] { microkernel(c, NR, a, b, KC, false); }, 2.0 * MR * NR * KC);
     }
     return flops;

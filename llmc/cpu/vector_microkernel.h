@@ -16,7 +16,13 @@ namespace cpu::VARIANT {
 namespace {
 
 constexpr int CACHE_LINE = 64;  // bytes
-constexpr int KC = 384;  // K is cut into blocks of KC; with MR = 14, a micro-panel of a is half a first-level cache
+#if defined(__x86_64__) && !defined(__AVX2__)
+constexpr int COPIES =
+    VL;  // SSE2's broadcasts take the units that multiply and add: packed a has each element VL times
+#else
+constexpr int COPIES = 1;
+#endif
+constexpr int KC = COPIES > 1 ? 192 : 384;  // K is cut into blocks of KC: a micro-panel of a fits a first-level cache
 
 #if defined(__AVX512F__)
 constexpr int MR = 14;
@@ -154,23 +160,29 @@ void pack(float* panels, const Operand<floatX>& x, int rows, int depth) {
     }
 }
 
+// Repeats each of `count` elements COPIES times, in place.
+INLINE void repeat(float* x, int64_t count) {
+    if constexpr (COPIES > 1)
+        for (int64_t i = count - 1; i >= 0; i--) store(x + i * COPIES, broadcast(x[i]));
+}
+
 // c (MR, NR) = a b, or += if accumulate, for one micro-panel of a and one of b with `depth` steps of k. The MR x NR
-// sums stay in registers. Each step broadcasts MR elements of a, which are in the first-level cache, and loads two
-// vectors of b, which are in the second.
+// sums stay in registers. Each step broadcasts MR elements of a, which are in the first-level cache, or loads their
+// copies, and loads two vectors of b, which are in the second.
 void microkernel(float* c, int64_t ldc, const float* a, const float* b, int depth, bool accumulate) {
     constexpr int prefetch_distance = 16;  // steps of k
     floatv sums[MR][2] = {};
 #pragma GCC unroll 16
     for (int i = 0; i < MR; i++)
         for (int half = 0; half < 2; half++) __builtin_prefetch(c + i * ldc + half * VL);
-    for (int k = 0; k < depth; k++, a += MR, b += NR) {
+    for (int k = 0; k < depth; k++, a += MR * COPIES, b += NR) {
         const floatv b0 = load(b), b1 = load(b + VL);
 #pragma GCC unroll 2
         for (int i = 0; i < NR; i += CACHE_LINE / int(sizeof(float)))
             __builtin_prefetch(b + prefetch_distance * NR + i);
 #pragma GCC unroll 16
         for (int i = 0; i < MR; i++) {
-            const floatv x = broadcast(a[i]);
+            const floatv x = COPIES > 1 ? load(a + i * COPIES) : broadcast(a[i]);
             sums[i][0] += x * b0;
             sums[i][1] += x * b1;
         }
