@@ -113,7 +113,8 @@ static void refuse_copies(const Launch& launch, const Variables& variables) {
                                           {"PMI_SIZE", variables.number_or("PMI_SIZE", 1, MAX_RANKS, 1)}})
         ENSURE(processes <= launch.world_size,
                "this is one of %d processes (%s=%d), but one of %d ranks (%s): they would be copies of the same run; "
-               "start with Open MPI's mpirun, torchrun or srun --mpi=pmix, or with env -u %s",
+               "start with Open MPI's mpirun (not MPICH's or Intel's mpiexec), torchrun or srun --mpi=pmix, or with "
+               "env -u %s",
                processes, name, processes, launch.world_size, launch.launcher.c_str(), name);
     ENSURE(launch.launcher != "single" || !variables.has("PMIX_RANK") || variables.step_tasks() == 1,
            "PMIX_RANK=%s, but nothing says how many ranks there are; start with Open MPI's mpirun, torchrun or "

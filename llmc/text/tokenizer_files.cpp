@@ -443,8 +443,11 @@ Tokenizer load_tokenizer(const std::string& path) {
     if (!directory && none && !(one_file && exists(name)))  // other files beside it need not be its own
         return parse_tokenizer({{"tokenizer.json", read_file(path, int64_t(1) << 30)}}, path);
     if (directory && !one_file && none)
-        fail(EXIT_NO_INPUT, "%s: has no tokenizer: neither tokenizer.json, nor vocab.json and merges.txt",
-             path.c_str());
+        fail(EXIT_NO_INPUT, "%s: has no tokenizer: neither tokenizer.json, nor vocab.json and merges.txt%s",
+             path.c_str(),
+             exists("tokenizer.pkl") ? "; tokenizer.pkl of nanochat is a pickle, which is not read, and splits text "
+                                       "otherwise than GPT-2; make a tokenizer with tokenize --train-bpe"
+                                     : "");
     for (const std::string& part : {vocab, merges})
         if (!one_file && !exists(part))
             fail(EXIT_NO_INPUT, "%s/%s: is missing; a tokenizer needs both %s and %s", folder.c_str(), part.c_str(),

@@ -240,9 +240,9 @@ RunStart find_trained_model(const Options& o, bool need_tokenizer, const Comm& c
     start.hf_config = read_hf_config(start.weights);
     start.config = start.hf_config.model;
     find_tokenizer(start, o);
+    check_model(start, o);  // first: a folder without weights is no model, with any tokenizer
     if (need_tokenizer && !start.tokenizer)
         fail(EXIT_NO_INPUT, "%s has no tokenizer; give one with --tokenizer", start.weights.c_str());
-    check_model(start, o);
     fit_tokenizer(start);
     return start;
 }

@@ -158,6 +158,11 @@ def test_folders_that_hold_something_else_are_refused_and_the_message_says_what_
 def test_weights_of_other_programs_are_named_in_a_folder_and_alone(model, tmp_path):
     sample = [PROGRAM, "generate --prompt king --init"]
     (model / "model.safetensors").rename(model / "model.old")
+    (model / "tokenizer.json").rename(model / "tokenizer.pkl")
+    for name in ("vocab.json", "merges.txt"):
+        (model / name).unlink()
+    pickle = refused(66, f"{model}: has no tokenizer: ", PROGRAM, "tokenize --tokenizer", model, model / "config.json")
+    assert "; tokenizer.pkl of nanochat is a pickle, which is not read, and splits text" in pickle.err
     for name, program in (("flax_model.msgpack", "Flax"), ("model.onnx", "ONNX"), ("d2.gguf", "llama.cpp"),
                           ("model.weights.h5", "Keras"), ("model_000100.pt", "PyTorch")):
         (model / name).write_bytes(b"weights")

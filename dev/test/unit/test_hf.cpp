@@ -187,6 +187,8 @@ TEST_CASE("a tensor that is missing, unknown, of another shape or not finite is 
          [&](Tensors& t) { add(t, "h.1.ln_1.bias", {C}); }},
         {"h.2.ln_1.bias (F32 [6]) does not belong to",  // more layers than the model has
          [&](Tensors& t) { add(t, "h.2.ln_1.bias", {C}); }},
+        {"; it belongs to quantized weights; give the model as it was before that",
+         [&](Tensors& t) { add(t, "h.1.mlp.c_fc.scales", {C}); }},
         {"lm_head.weight differs from wte.weight",
          [&](Tensors& t) {
              add(t, "lm_head.weight", {V, C});
