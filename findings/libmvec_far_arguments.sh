@@ -5,9 +5,9 @@
 # they are, so that a softmax costs the same for any scores; far below the maximum e^x is 0, which is no more work.
 # Behaviour: a lane below about -87.3, minus infinity and NaN among them, leaves the fast path, and the scalar expf is
 # called for it. In a loop of gcc 12 on Zen 5 a vector of 8 lanes of -10000 took 14 times as long as one of -1, with
-# AVX-512 18 times, and one such lane of 16 made it 4 to 6 times. Masked attention scores of minus infinity are such lanes, and so are scores 88
-# below the maximum. logf does so for 0, negative numbers and denormal ones, tanhf only beyond 1e38. The results are
-# right. A kernel that clamps the argument before the call is not slowed down.
+# AVX-512 18 times, and one such lane of 16 made it 4 to 6 times. Masked attention scores of minus infinity are such
+# lanes, and so are scores 88 below the maximum. logf does so for 0, negative numbers and denormal ones, tanhf only
+# beyond 1e38. The results are right. A kernel that clamps the argument before the call is not slowed down.
 # Versions: libmvec of glibc 2.36 and 2.41 (of the system), ziglang 0.15.1 of PyPI as the compiler; x86-64 with AVX2.
 # Output seen: that of `want` below; "slow" is more than 3 times the time of lanes of -1. Exit code 1 if it has changed.
 set -euo pipefail

@@ -56,7 +56,8 @@ int main(void) {
 CODE
 python3 -m venv "$folder/env"
 "$folder/env/bin/pip" install -q ziglang==0.15.1
-"$folder/env/bin/python" -m ziglang cc -target x86_64-linux-gnu.2.35 -O2 -mcpu=x86_64_v4 "$folder/sets.c" -o "$folder/sets"
+"$folder/env/bin/python" -m ziglang cc -target x86_64-linux-gnu.2.35 -O2 -mcpu=x86_64_v4 "$folder/sets.c" \
+    -o "$folder/sets"
 "$folder/sets" | tee "$folder/got"
 
 want="expf: SSE4 and AVX2 5 %, AVX2 and AVX-512 0 %
