@@ -161,7 +161,8 @@ def test_weights_of_other_programs_are_named_in_a_folder_and_alone(model, tmp_pa
     (model / "tokenizer.json").rename(model / "tokenizer.pkl")
     for name in ("vocab.json", "merges.txt"):
         (model / name).unlink()
-    pickle = refused(66, f"{model}: has no tokenizer: ", PROGRAM, "tokenize --tokenizer", model, model / "config.json")
+    pickle = refused(66, f"{model}: has no tokenizer: ", PROGRAM, "tokenize --tokenizer", model, model / "config.json",
+                     "--output", tmp_path / "shards")
     assert "; tokenizer.pkl of nanochat is a pickle, which is not read, and splits text" in pickle.err
     for name, program in (("flax_model.msgpack", "Flax"), ("model.onnx", "ONNX"), ("d2.gguf", "llama.cpp"),
                           ("model.weights.h5", "Keras"), ("model_000100.pt", "PyTorch")):
