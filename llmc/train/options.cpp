@@ -70,8 +70,8 @@ struct Parser {
     explicit Parser(const Options& options);
 
     template <class T>
-    void add(const char* section, unsigned kind, const std::string& letter, std::string name, T& field,
-             const std::string& unit, const std::string& help, double least = 0, double most = HUGE_VAL);
+    void add(const char* section, unsigned kind, const char* letter, const char* field_name, T& field, const char* unit,
+             const char* help, double least = 0, double most = HUGE_VAL);
     Declared* find(const std::string& name);  // "--lr" or "-l"; null if there is none
     bool has_shape() const {
         return std::ranges::any_of(all, [](auto& d) { return d.is_set() && d.kind & SHAPE; });
@@ -162,10 +162,11 @@ static void set(T& field, const std::string& name, unsigned kind, const std::str
 // ---- declarations
 
 template <class T>
-void Parser::add(const char* section, unsigned kind, const std::string& letter, std::string name, T& field,
-                 const std::string& unit, const std::string& help, double least, double most) {
+void Parser::add(const char* section, unsigned kind, const char* letter, const char* field_name, T& field,
+                 const char* given_unit, const char* given_help, double least, double most) {
+    std::string name = field_name, unit = given_unit, help = given_help;
     std::ranges::replace(name, '_', '-');
-    const std::string dashed = "--" + name, names = letter + (letter.empty() ? "" : ",") + dashed;
+    const std::string dashed = "--" + name, names = letter + std::string(*letter ? "," : "") + dashed;
     CLI::Option* option = unit.empty() ? app.add_flag(names) : app.add_option(names);
     option->take_last()->group(section)->option_text(unit);
     option->each([=, this, &field](const std::string& text) {
