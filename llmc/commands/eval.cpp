@@ -119,7 +119,7 @@ static void eval_text(const Options& o, Comm& comm, const Groups& groups, const 
     for (const std::string& text : documents) {
         std::vector<int> tokens = text_start(*source.tokenizer);
         const int start = int(tokens.size());
-        encode_added(encoder, text, tokens);
+        encode(encoder, text, tokens, true);
         words += double(count_words(text));
         if (text.empty()) continue;
         const size_t first = windows.size();

@@ -178,7 +178,7 @@ static void encode_chunk(Encoder& encoder, Chunk& chunk, const CorpusRules& rule
         std::vector<int>& tokens = held_out ? out.val : out.train;
         if (starts) tokens.insert(tokens.end(), start.begin(), start.end());
         count_special(encoder.tokenizer, text, out.counts.special);
-        special_tokens ? encode_added(encoder, text, tokens) : encode(encoder, text, tokens);
+        encode(encoder, text, tokens, special_tokens);
     });
 }
 
@@ -296,10 +296,8 @@ int run_tokenize(const Options& o, const Launch& launch) {
     const int threads = choose_threads().threads;
     check_threads(threads);
     FoundFiles found = find_text_files(o.inputs, o.text_key);
-    if (!o.quiet) print_left_out(found.others, "of other kinds");
-    if (!o.quiet)
-        print_left_out(found.no_text, ("without text under \"" + printable(o.text_key) + "\" (--text-key)").c_str());
-    if (!o.quiet) print_left_out(found.again, "already read");
+    for (const auto& [why, files] : found.left_out)
+        if (!o.quiet) print_left_out(files, why.c_str());
     Progress progress{o.quiet, check_files(found.texts)};
     int64_t before = 0;
     for (TextFile& file : found.texts) {

@@ -75,8 +75,8 @@ static Sequence make_sequence(Encoder& encoder, const std::string& context, cons
     const Tokenizer& tokenizer = encoder.tokenizer;
     Sequence s;
     std::vector<int> before;
-    encode_added(encoder, context + continuation, s.tokens);
-    encode_added(encoder, std::string_view(context).substr(0, size_without_white_end(context)), before);
+    encode(encoder, context + continuation, s.tokens, true);
+    encode(encoder, std::string_view(context).substr(0, size_without_white_end(context)), before, true);
     s.scored = int(before.size() < s.tokens.size() ? before.size() : size_t(common_length(before, s.tokens)));
     if (s.tokens.empty() || s.tokens[0] != text_start(tokenizer)[0]) {
         const std::vector<int>& start =

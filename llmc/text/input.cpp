@@ -375,6 +375,8 @@ struct FolderWalk {
     }
 };
 
+static constexpr const char* AGAIN = "already read";
+
 // Adds the text files of a folder. Refuses a folder without any (EXIT_NO_INPUT).
 static void search_folder(FoundFiles& found, std::map<FileId, bool>& seen, const std::string& path,
                           const std::string& text_key) {
@@ -382,29 +384,31 @@ static void search_folder(FoundFiles& found, std::map<FileId, bool>& seen, const
     folder.walk(path);
     for (size_t i = 0; i < folder.links.size(); i++) folder.walk(std::string(folder.links[i]));
     std::sort(folder.texts.begin(), folder.texts.end());
-    found.others.insert(found.others.end(), folder.others.begin(), folder.others.end());
-    const size_t before = found.texts.size() + found.again.size();
-    std::string left_out;
+    const std::string no_text = "without text under \"" + printable(text_key) + "\" (--text-key)";
+    std::vector<std::string>& others = found.left_out["of other kinds"];
+    others.insert(others.end(), folder.others.begin(), folder.others.end());
+    bool has_text = false;
+    std::string last;
     for (const std::string& name : folder.texts) {
         const auto [known, is_new] = seen.insert({id_of(name), false});
-        if (known->second) found.again.push_back(name);
+        has_text |= known->second;
+        if (known->second) found.left_out[AGAIN].push_back(name);
         if (!is_new) continue;
         TextFile file = inspect(name, Wanted::documents, text_key);
         const bool is_text = file.refused.empty();
-        known->second = is_text && file.may_have_text;
-        if (known->second) {
+        if (is_text && file.may_have_text) {
+            known->second = has_text = true;
             found.texts.push_back(std::move(file));
             continue;
         }
-        left_out =
-            ": " + name + (is_text ? " has no text under \"" + text_key + "\" (--text-key)" : " " + file.refused);
-        (is_text ? found.no_text : found.others).push_back(name);
+        last = ": " + name + " " + (is_text ? "is " + no_text : file.refused);
+        (is_text ? found.left_out[no_text] : others).push_back(name);
     }
-    if (found.texts.size() + found.again.size() > before) return;
+    if (has_text) return;
     fail(EXIT_NO_INPUT,
          "%s: holds no text file (.txt .text .md .markdown .rst .json .jsonl .jsonlines .ndjson .jl .csv .tsv, also "
          "with .gz .zst .xz .lzma .bz2, or .parquet)%s; name the files",
-         path.c_str(), left_out.c_str());
+         path.c_str(), last.c_str());
 }
 
 FoundFiles find_text_files(const std::vector<std::string>& inputs, const std::string& text_key) {
@@ -416,7 +420,7 @@ FoundFiles find_text_files(const std::vector<std::string>& inputs, const std::st
         if (is_directory(input)) {
             search_folder(found, seen, input, text_key);
         } else if (bool& read = seen[id_of(input)]; read) {
-            found.again.push_back(input);
+            found.left_out[AGAIN].push_back(input);
         } else {
             found.texts.push_back(open_input(input, Wanted::documents, text_key));
             read = true;

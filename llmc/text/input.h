@@ -16,6 +16,7 @@
 #pragma once
 #include <cstdint>
 #include <cstdio>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -47,10 +48,9 @@ struct TextFile {
 };
 
 struct FoundFiles {
-    std::vector<TextFile> texts;       // each file once
-    std::vector<std::string> others;   // files in folders that are no text
-    std::vector<std::string> no_text;  // JSON and CSV in folders without text under the key
-    std::vector<std::string> again;    // names, or links, of text files that are in `texts` already
+    std::vector<TextFile> texts;                               // each file once
+    std::map<std::string, std::vector<std::string>> left_out;  // files in folders that are no text, and other names of
+                                                               // text files, by the reason: "already read"
 };
 
 // Refuses inputs that do not exist or cannot be read, folders without text files (EXIT_NO_INPUT), and files that are

@@ -237,7 +237,7 @@ static void for_each_part(const Tokenizer& tokenizer, std::string_view text, Wan
     between(done, text.size());
 }
 
-static void encode_parts(Encoder& encoder, std::string_view text, bool special, std::vector<int>& out) {
+void encode(Encoder& encoder, std::string_view text, std::vector<int>& out, bool special) {
     const Tokenizer& tokenizer = encoder.tokenizer;
     for_each_part(tokenizer, text, {special, false}, [&](std::string_view part, const AddedToken* token) {
         if (!token) return encode_plain(encoder, part, out);
@@ -248,23 +248,11 @@ static void encode_parts(Encoder& encoder, std::string_view text, bool special, 
     });
 }
 
-static std::vector<int> tokens_of(const Tokenizer& tokenizer, std::string_view text, bool special) {
+std::vector<int> encode(const Tokenizer& tokenizer, std::string_view text, bool special) {
     Encoder encoder(tokenizer, 8);
     std::vector<int> out;
-    encode_parts(encoder, text, special, out);
+    encode(encoder, text, out, special);
     return out;
-}
-
-void encode(Encoder& encoder, std::string_view text, std::vector<int>& out) { encode_parts(encoder, text, false, out); }
-
-std::vector<int> encode(const Tokenizer& tokenizer, std::string_view text) { return tokens_of(tokenizer, text, false); }
-
-void encode_added(Encoder& encoder, std::string_view text, std::vector<int>& out) {
-    encode_parts(encoder, text, true, out);
-}
-
-std::vector<int> encode_added(const Tokenizer& tokenizer, std::string_view text) {
-    return tokens_of(tokenizer, text, true);
 }
 
 std::vector<int> document_start(const Tokenizer& tokenizer) {
@@ -281,7 +269,7 @@ std::vector<int> text_start(const Tokenizer& tokenizer) {
 std::vector<int> encode_prompt(const Tokenizer& tokenizer, std::string_view text) {
     if (text.empty()) return document_start(tokenizer);
     std::vector<int> out = tokenizer.prefix;
-    const std::vector<int> tokens = encode_added(tokenizer, text);
+    const std::vector<int> tokens = encode(tokenizer, text, true);
     out.insert(out.end(), tokens.begin(), tokens.end());
     return out;
 }

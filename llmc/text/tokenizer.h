@@ -2,8 +2,8 @@
 //
 // A text is split into pieces by GPT-2's pattern (unicode.h). A piece starts as its bytes. Then the pair of neighbours
 // with the earliest merge is joined, until no pair has a merge. Any bytes can be encoded, and decoding the tokens gives
-// the same bytes. Added words stand for themselves. encode() never yields a special token: "<|endoftext|>" in a text is
-// ordinary text. encode_added() does.
+// the same bytes. Added words stand for themselves; special tokens such as "<|endoftext|>" are ordinary text, unless
+// encode() is asked for them.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -110,14 +110,11 @@ struct Encoder {
     int cache_shift;
     std::vector<int> piece;  // scratch
 };
-// Appends the tokens of the text to out. Of added words that match at the same place the longest counts.
-void encode(Encoder& encoder, std::string_view text, std::vector<int>& out);
-std::vector<int> encode(const Tokenizer& tokenizer, std::string_view text);
-
-// As encode, but special tokens such as <|endoftext|> stand for themselves, too: the ids of Hugging Face's encode()
-// with add_special_tokens=False.
-void encode_added(Encoder& encoder, std::string_view text, std::vector<int>& out);
-std::vector<int> encode_added(const Tokenizer& tokenizer, std::string_view text);
+// Appends the tokens of the text to out. Of added words that match at the same place the longest counts. special:
+// special tokens such as <|endoftext|> stand for themselves, too. These are the ids of Hugging Face's encode() with
+// add_special_tokens=False.
+void encode(Encoder& encoder, std::string_view text, std::vector<int>& out, bool special = false);
+std::vector<int> encode(const Tokenizer& tokenizer, std::string_view text, bool special = false);
 // The ids of Hugging Face's encode(): the prefix in front. For an empty text: document_start().
 std::vector<int> encode_prompt(const Tokenizer& tokenizer, std::string_view text);
 // The tokens before the text of a document: the end of the one before, and the prefix, if it begins with another token.
@@ -127,7 +124,7 @@ std::vector<int> text_start(const Tokenizer& tokenizer);
 // Adds the special tokens in the text to counts, by id.
 void count_special(const Tokenizer& tokenizer, std::string_view text, std::map<int, int64_t>& counts);
 
-// As last_safe_cut: the two parts have the tokens of the whole, by encode and by encode_added, whatever follows.
+// As last_safe_cut: the two parts have the tokens of the whole, with special tokens and without, whatever follows.
 size_t last_safe_cut(const Tokenizer& tokenizer, std::string_view text);
 
 // The bytes of the tokens. Refuses ids outside of the vocabulary.

@@ -78,9 +78,9 @@ TEST_CASE("the tokenizer is in the folder of the shards; a file is read once, wh
     for (const auto& [target, name] : {std::pair{"../a.txt", "z/link.txt"}, {"..", "loop.txt"}, {"none", "none.txt"}})
         std::filesystem::create_symlink(target, folder + "/" + name);
     run.options.inputs = {folder, folder + "//c.dat", folder + "/z/../c.dat", folder + "/z", folder};
-    CHECK(find_text_files(run.options.inputs, "text").again == Texts{folder + "/z/link.txt", folder + "/z/../c.dat",
-                                                                     folder + "/z/link.txt", folder + "/a.txt",
-                                                                     folder + "/z/link.txt"});
+    CHECK(find_text_files(run.options.inputs, "text").left_out["already read"] ==
+          Texts{folder + "/z/link.txt", folder + "/z/../c.dat", folder + "/z/link.txt", folder + "/a.txt",
+                folder + "/z/link.txt"});
     CHECK(run.train() == documents({"a", "c"}));
     CHECK(load_tokenizer(folder).tokens == tokenizer().tokens);
     run.options.replace = true;

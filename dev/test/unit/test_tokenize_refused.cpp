@@ -114,12 +114,12 @@ TEST_CASE("a folder's text is read, and neither a run's log, a model's JSON, nor
                           {"a.txt", "%PDF-1.7"},
                           {"b.csv", "id,n\n1,2\n"}});
     check_refused(run, EXIT_NO_INPUT, "in: holds no text file (.txt ");
-    check_refused(run, EXIT_NO_INPUT, "log.jsonl has no text under \"text\" (--text-key); name the files");
+    check_refused(run, EXIT_NO_INPUT, "log.jsonl is without text under \"text\" (--text-key); name the files");
     run.file("c4/a.json", jsonl("the"));
     CHECK(run.train() == documents({"the"}));
-    const FoundFiles found = find_text_files({run.folder / "in"}, "text");
-    CHECK(found.others.size() == 3);
-    CHECK(found.no_text.size() == 3);
+    FoundFiles found = find_text_files({run.folder / "in"}, "text");
+    CHECK(found.left_out["of other kinds"].size() == 3);
+    CHECK(found.left_out["without text under \"text\" (--text-key)"].size() == 3);
 }
 
 TEST_CASE("the message has the first line that is broken, for any number of threads") {

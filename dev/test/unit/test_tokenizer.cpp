@@ -178,15 +178,15 @@ TEST_CASE("added tokens stand for themselves in a prompt, the longest first, and
                 for (const int id : encode(tokenizer, std::get<const char*>(part))) tokens.push_back(id);
         return tokens;
     };
-    CHECK(encode_added(tokenizer, "") == std::vector<int>{});
-    CHECK(encode_added(tokenizer, "the <a") == encode(tokenizer, "the <a"));
-    CHECK(encode_added(tokenizer, "<|endoftext|>It") == with_text({tokenizer.end_of_text, "It"}));
-    CHECK(encode_added(tokenizer, "x<a><b>y<a>") == with_text({"x", AB, "y", A}));
-    CHECK(encode_added(tokenizer, "x \u00a0<l> y") == with_text({"x", L, " y"}));
-    CHECK(encode_added(tokenizer, "x <r> \n y") == with_text({"x ", R, "y"}));
-    CHECK(encode_added(tokenizer, "<r> <l> <l>") == with_text({R, L, L}));
-    CHECK(encode_added(tokenizer, "x \t\t\t\t y") == with_text({"x", W, "y"}));  // the first takes the second
-    CHECK(encode_added(tokenizer, "new<a> renewed") == with_text({N, A, " re", N, "ed"}));
+    CHECK(encode(tokenizer, "", true) == std::vector<int>{});
+    CHECK(encode(tokenizer, "the <a", true) == encode(tokenizer, "the <a"));
+    CHECK(encode(tokenizer, "<|endoftext|>It", true) == with_text({tokenizer.end_of_text, "It"}));
+    CHECK(encode(tokenizer, "x<a><b>y<a>", true) == with_text({"x", AB, "y", A}));
+    CHECK(encode(tokenizer, "x \u00a0<l> y", true) == with_text({"x", L, " y"}));
+    CHECK(encode(tokenizer, "x <r> \n y", true) == with_text({"x ", R, "y"}));
+    CHECK(encode(tokenizer, "<r> <l> <l>", true) == with_text({R, L, L}));
+    CHECK(encode(tokenizer, "x \t\t\t\t y", true) == with_text({"x", W, "y"}));  // the first takes the second
+    CHECK(encode(tokenizer, "new<a> renewed", true) == with_text({N, A, " re", N, "ed"}));
     std::map<int, int64_t> counts;
     count_special(tokenizer, "new<a> renewed<a><b>", counts);
     CHECK(counts == std::map<int, int64_t>{{A, 1}, {AB, 1}});
@@ -215,9 +215,7 @@ TEST_CASE("text split at the tokenizer's last_safe_cut has the tokens of the who
         cuts += cut > 0;
         for (const std::string more : {"", "rk City", "x ", " <l>", "c"})
             for (const bool special : {false, true}) {
-                const auto tokens = [&](const std::string& t) {
-                    return special ? encode_added(tokenizer, t) : encode(tokenizer, t);
-                };
+                const auto tokens = [&](const std::string& t) { return encode(tokenizer, t, special); };
                 std::vector<int> both = tokens(text.substr(0, cut));
                 for (const int token : tokens(text.substr(cut) + more)) both.push_back(token);
                 REQUIRE(both == tokens(text + more));

@@ -168,7 +168,7 @@ TEST_CASE("added_tokens.json of older directories adds its tokens") {
     write_bytes(folder / "added_tokens.json", R"({"<b>": 259, "<a>": 258})");
     const Tokenizer tokenizer = load_tokenizer(folder.path);
     CHECK(tokenizer.vocab_size() == 260);
-    CHECK(encode_added(tokenizer, "<a>a<b>") == std::vector<int>{258, 64, 259});
+    CHECK(encode(tokenizer, "<a>a<b>", true) == std::vector<int>{258, 64, 259});
     write_bytes(folder / "added_tokens.json", R"({"<a>": 300})");
     CHECK(contains(refusal([&] { load_tokenizer(folder.path); }), "has the id 300: ids must be 0 to 258"));
 }
