@@ -2,7 +2,8 @@
 """to_shard.py IN OUT.bin: converts a token file of another trainer to a token shard (format: docs/data.md).
 
 Reads bare tokens (nanoGPT's train.bin, dolma's .npy, datatrove's .ds, Megatron's .bin), NumPy arrays of one dimension
-(.npy), LLM.Q's token files and litgpt's chunks (chunk-*.bin of litdata). Splits into OUT_000001.bin, OUT_000002.bin, ... above 100 million tokens.
+(.npy), LLM.Q's token files and litgpt's chunks (chunk-*.bin of litdata). Splits into OUT_000001.bin, OUT_000002.bin,
+... above 100 million tokens.
 
 The size of bare tokens is that of --dtype, else of an index beside the file (.idx, .ds.index), else of tokens with
 zeros in their upper bytes, else of --vocab-size. A file that may have tokens of 2 or of 4 bytes is refused.
