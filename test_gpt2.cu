@@ -168,12 +168,7 @@ struct Trained {
 
     std::vector<float> all_gradients() { return to_host(model.grads.memory.data, model.layout.total); }
 
-    std::vector<float> logits(int row) {
-        const std::vector<floatX> x = to_host(model.row_logits(row), model.config.V);
-        std::vector<float> out;
-        for (floatX value : x) out.push_back(float(value));
-        return out;
-    }
+    std::vector<float> logits(int row) { return to_host(model.row_logits(row), model.config.V); }
 };
 
 // Errors relative to a tensor's largest element. fp32: through two layers, forward and backward, a value is rounded
