@@ -39,7 +39,8 @@ python3 -m venv "$folder/env"
 "$folder/env/bin/pip" install -q mpich==5.0.2
 for name in TERM INT USR1 USR2 HUP; do
     rm -f "$folder/log"
-    python3 "$folder/start.py" "$folder/env/bin/mpiexec" -n 1 python3 "$folder/rank.py" "$folder/log" >"$folder/out" 2>&1 &
+    python3 "$folder/start.py" "$folder/env/bin/mpiexec" -n 1 python3 "$folder/rank.py" "$folder/log" \
+        >"$folder/out" 2>&1 &
     until [ -s "$folder/log" ]; do sleep 0.1; done
     sleep 0.5
     kill -$name $!

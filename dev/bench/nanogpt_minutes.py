@@ -7,9 +7,10 @@
 
 Trains the model of a run of train_gpt2 again: the same shape, vocabulary and text, but nanoGPT's initial weights, AdamW
 (beta2 0.99, weight decay 0.1, clipping to 1) and cosine to a tenth of --lr, with a tenth of the steps as warmup. The
-speed of 20 steps, at a rate near 0, says how many fit into the seconds. Then it prints the first time at which the run's validation loss
-is as low. Both programs' times are those of training steps alone: neither validation nor compilation counts. Both
-losses are those of the run's --val-tokens. Run nothing else at the same time. Exit code 77: PyTorch is not installed.
+speed of 20 steps, at a rate near 0, says how many fit into the seconds. Then it prints the first time at which the
+run's validation loss is as low. Both programs' times are those of training steps alone: neither validation nor
+compilation counts. Both losses are those of the run's --val-tokens. Run nothing else at the same time. Exit code 77:
+PyTorch is not installed.
 """
 import argparse
 import itertools

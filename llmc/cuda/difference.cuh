@@ -9,9 +9,9 @@
 
 constexpr int DIFFERENCE_THREADS = 512;
 
-// ratios[y][x] = |a - b| / |b| over part y of rows_per_block rows; a, b (rows, gridDim.y, width). Each block reads its
-// elements once.
-// Grid: up to DIFFERENCE_PIECES blocks of 512 threads for the rows, one for each part.
+// ratios[y][x] = |a - b| / |b| over part y of rows_per_block rows, 0 where both are zeros; a, b (rows, gridDim.y,
+// width). Each block reads its elements once. Grid: up to DIFFERENCE_PIECES blocks of 512 threads for the rows, one for
+// each part.
 template <class T>
 __global__ void __launch_bounds__(DIFFERENCE_THREADS)
     difference_kernel(float* ratios, const T* a, const T* b, int64_t rows, int width, int64_t rows_per_block) {
@@ -26,7 +26,8 @@ __global__ void __launch_bounds__(DIFFERENCE_THREADS)
     }
     difference = block_sum(difference);
     norm = block_sum(norm);
-    if (threadIdx.x == 0) ratios[blockIdx.y * gridDim.x + blockIdx.x] = sqrtf(difference / norm);
+    if (threadIdx.x == 0)
+        ratios[blockIdx.y * gridDim.x + blockIdx.x] = difference == 0.0f ? 0.0f : sqrtf(difference / norm);
 }
 
 template <class T>
