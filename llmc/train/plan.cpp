@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "base/host.h"
 #include "base/random.h"
 #include "checkpoint/checkpoint.h"
 #include "data/dataloader.h"
@@ -399,6 +400,10 @@ static std::string describe_memory(Dtype dtype, const GPT2Config& config, const 
         separator = ", ";
     }
     if (available == 0) return text;
+    const int64_t copy = saved_copy_bytes(o, config, 0);
+    const int64_t left = device_memory_is_host() ? available - device_bytes(memory) : host_bytes_free();
+    if (copy > 0 && saved_copy_fits(copy, left))
+        text += format("; a copy of the state while it is saved %s", human_bytes(copy).c_str());
     const std::string advice = advise_memory(dtype, config, batch, options, available, o.command_line);
     return text + (advice.empty() ? "" : "; does not fit: " + advice);
 }
@@ -430,6 +435,13 @@ std::vector<Row> plan_table(Dtype dtype, const Options& o, const RunStart& sourc
 }
 
 // ---- checkpoints
+
+int64_t saved_copy_bytes(const Options& o, const GPT2Config& config, int64_t step) {
+    if (!o.checkpoint_async || o.checkpoint_every == 0 || o.output.empty()) return 0;
+    const int64_t next = (step / o.checkpoint_every + 1) * o.checkpoint_every;
+    const bool ends_before = o.steps > 0 && o.patience == 0 && next >= o.steps;
+    return ends_before ? 0 : ParamLayout(config).total * int64_t((1 + STATE_NAMES.size()) * sizeof(float));
+}
 
 CheckpointFormat checkpoint_format(const Options& o) { return {o.export_dtype == Dtype::bf16, STATE_NAMES}; }
 

@@ -97,5 +97,10 @@ double peak_flops(const DeviceInfo& device, Dtype dtype);
 
 // ---- checkpoints
 
+// Returns the bytes of the copy of weights and moments that a thread writes checkpoints from (saver.h); 0 if the run
+// after `step` saves none before its last step. The copy is made if as many bytes stay free for the file cache.
+int64_t saved_copy_bytes(const Options& options, const GPT2Config& config, int64_t step);
+inline bool saved_copy_fits(int64_t bytes, int64_t free) { return bytes <= free / 2; }
+
 CheckpointFormat checkpoint_format(const Options& options);
 bool keeps_best(const Options& options);  // whether the checkpoint of the best validation is kept

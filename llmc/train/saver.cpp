@@ -97,22 +97,19 @@ template <class floatX>
 Saver<floatX>::Saver(Trainer<floatX>& trainer) : trainer(trainer), run(trainer.run), optimizer(trainer.optimizer) {
     const Options& o = run.options;
     if (!run.start.resume.empty()) saved_step = trainer.state.step;
-    const bool between_steps =
-        saves_checkpoints(o) &&
-        (o.patience > 0 || (trainer.state.step / o.checkpoint_every + 1) * o.checkpoint_every < o.steps);
-    if (!o.checkpoint_async || !between_steps) return;
-    const std::string why_not = run.groups.world.all_gather_text(run.is_rank0() ? allocate_copy() : "")[0];
+    const int64_t bytes = saved_copy_bytes(o, run.start.config, trainer.state.step);
+    if (bytes == 0) return;
+    const std::string why_not = run.groups.world.all_gather_text(run.is_rank0() ? allocate_copy(bytes) : "")[0];
     background = why_not.empty();
     if (!background) trainer.log.note("training waits for each checkpoint: " + why_not + " (--checkpoint-async)");
 }
 
-// Returns why there is no memory for the copy; empty: there is. As many bytes must stay free for the file cache.
+// Returns why there is no memory for the copy; empty: there is.
 template <class floatX>
-std::string Saver<floatX>::allocate_copy() {
+std::string Saver<floatX>::allocate_copy(int64_t bytes) {
     const int num_slots = 1 + int(STATE_NAMES.size());
-    const int64_t slot_bytes = optimizer.full_layout.total * int64_t(sizeof(float));
-    const int64_t bytes = num_slots * slot_bytes, free = host_bytes_free();
-    if (bytes > free / 2)
+    const int64_t slot_bytes = bytes / num_slots, free = host_bytes_free();
+    if (!saved_copy_fits(bytes, free))
         return format("a copy of the state takes %s, and %s are free", human_bytes(bytes).c_str(),
                       human_bytes(free).c_str());
     try {

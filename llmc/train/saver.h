@@ -47,7 +47,7 @@ struct Saver {
     void finish(bool before_last);  // waits for the save in flight
 
   private:
-    std::string allocate_copy();
+    std::string allocate_copy(int64_t bytes);
     void save_in_background(double begin);
     SaveResult save_now();
     void report(const SaveResult& result, bool last);

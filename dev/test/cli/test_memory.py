@@ -19,11 +19,16 @@ def limited(kib):
 
 @pytest.mark.isa
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
-def test_the_peak_of_a_run_is_that_of_its_plan(precision, start, data):
-    program, *options = train_command(LARGE, "--precision", precision, out="", data=data, val=False)
+@pytest.mark.parametrize("saves", ["", "--steps 3 --checkpoint-every 1"])
+def test_the_peak_of_a_run_is_that_of_its_plan(precision, saves, start, data, tmp_path):
+    out = tmp_path / "run" if saves else ""
+    program, *options = train_command(LARGE, "--precision", precision, saves, out=out, data=data, val=False)
     plan = run(program, "plan --measure off", options).out
     number, unit = re.search(r"^memory\s+([0-9.]+) (MiB|GiB) of .* available: ", plan, re.MULTILINE).groups()
     mib = float(number) * {"MiB": 1, "GiB": 1024}[unit]
+    copy = re.search("; a copy of the state while it is saved ([0-9.]+) MiB", plan)
+    assert bool(copy) == bool(saves)
+    mib += float(copy[1]) if copy else 0
     process = start(program, options)
     _, status, usage = os.wait4(process.pid, 0)
     assert status == 0, process.output
