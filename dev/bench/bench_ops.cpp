@@ -30,7 +30,7 @@ namespace {
 
 struct Choice {
     std::string model = "d12", precision, json, attention = "auto", deterministic = "on", autotune = "on",
-                optimizer = "adamw";
+                optimizer = "adamw", moments = "fp32";
     int B = 0, T = 0, ds_part_mib = 0;
     double budget = 0.3;
     bool list = false;
@@ -38,6 +38,7 @@ struct Choice {
 
     bool fp8() const { return precision == "fp8"; }
     bool muon() const { return optimizer == "muon"; }
+    MomentDtype moment_dtype() const { return MomentDtype(std::ranges::find(MOMENT_WORDS, moments) - MOMENT_WORDS); }
     bool times(const std::string& op) const { return ops.empty() || std::ranges::count(ops, op) > 0; }
 
     // The options that differ from the program's defaults, for example "--attention mma --autotune off".
@@ -46,6 +47,7 @@ struct Choice {
         for (const auto& [name, value] : {std::pair("--deterministic", deterministic), {"--autotune", autotune}})
             if (value != "on") text += (text.empty() ? "" : " ") + std::string(name) + " " + value;
         if (muon()) text += (text.empty() ? "" : " ") + std::string("--optimizer muon");
+        if (moments != "fp32") text += (text.empty() ? "" : " ") + ("--moments " + moments);
         if (ds_part_mib) text += (text.empty() ? "" : " ") + format("--ds-part-mib %d", ds_part_mib);
         if (fp8()) text += (text.empty() ? "" : " ") + std::string("--precision fp8");
         return text;
@@ -72,25 +74,28 @@ struct Operation {
 
 // The update of all parameters by AdamW, or of the layers' matrices by Muon. Of Newton-Schulz each matmul, polynomial
 // and norm reads its matrices and writes its result. Each matrix has a side of C.
-std::vector<Operation> updates(const ParamLayout& layout, double element, bool muon) {
+std::vector<Operation> updates(const ParamLayout& layout, double element, bool muon, MomentDtype moments) {
     // AdamW reads the gradient, both moments, and the weight or its master. It writes the moments, the weight, and its
     // master if there is one.
-    const double adamw = element == 4 ? 28 : 28 + element, C = layout.config.C, parameters = double(layout.total);
+    const double moment = double(MomentBuffer::bytes(FLAT_ALIGN, moments)) / FLAT_ALIGN;
+    const double adamw = (element == 4 ? 12 : 12 + element) + 4 * moment, C = layout.config.C,
+                 parameters = double(layout.total);
     if (!muon) return {{"adamw, all buckets", 1, {adamw * parameters}}};
     const int L = layout.config.L, matrices = 6, iterations = Muon<float>::ITERATIONS;
     const double elements = 12 * C * C,
                  squares = matrices * C * C;  // elements of a layer's matrices, and of their products
     const Work newton_schulz{L * ((8 + element) * elements + iterations * element * (3 * elements + 7 * squares)),
                              L * iterations * C * (4 * elements + 2 * squares)};
-    // The momentum moves 24 bytes of an element, the update 12.
-    const double others = adamw * (parameters - L * elements) + (24 + 12) * L * elements;
+    // The momentum moves the moments and 8 bytes of an element, the update 12.
+    const double others = adamw * (parameters - L * elements) + (4 * moment + 8 + 12) * L * elements;
     return {{"muon, all matrices", 0, newton_schulz},
             {"muon, all buckets", 1, {newton_schulz.bytes + others, newton_schulz.flop}}};
 }
 
 // Every operation that is timed, and its work for floatX of `element` bytes. dev/bench/ledger.py predicts the times of
 // these operations on a GPU from the same list; dev/test/cli/test_bench.py compares the two.
-std::vector<Operation> operations(const GPT2Config& config, int B, int T, int logit_rows, double element, bool muon) {
+std::vector<Operation> operations(const GPT2Config& config, int B, int T, int logit_rows, double element, bool muon,
+                                  MomentDtype moments) {
     const ParamLayout layout(config);
     const int L = config.L, N = B * T, chunks = ceil_div(N, logit_rows), rows = ceil_div(N, chunks);
     const double C = config.C, NC = N * C, parameters = double(layout.total), wte_size = double(layout.size(wte));
@@ -137,7 +142,7 @@ std::vector<Operation> operations(const GPT2Config& config, int B, int T, int lo
         {"accumulate_loss", 1, {4.0 * N}},
         {"norm and clip", 1, {4 * parameters}},
     };
-    for (const Operation& update : updates(layout, element, muon)) all.push_back(update);
+    for (const Operation& update : updates(layout, element, muon, moments)) all.push_back(update);
     return all;
 }
 
@@ -195,9 +200,10 @@ struct StepBench {
           B(B),
           T(T),
           rates{measure_copy(choice.budget), measure_matmul<floatX>(choice.budget)},
-          all(operations(config, B, T, std::min(B * T, ops::preferred_logit_rows()), element_bytes, choice.muon())),
+          all(operations(config, B, T, std::min(B * T, ops::preferred_logit_rows()), element_bytes, choice.muon(),
+                         choice.moment_dtype())),
           model(config, Purpose::train, B, T, {.muon = choice.muon(), .fp8 = choice.fp8()}),
-          optimizer(model, OptimizerConfig{}, {.muon = choice.muon()}),
+          optimizer(model, OptimizerConfig{}, {.moments = choice.moment_dtype(), .muon = choice.muon()}),
           tokens(int64_t(B) * T + 1, "tokens") {
         init_weights(optimizer, 42);
         for (int b = 0; b < model.layout.num_buckets(); b++) model.pack_bucket(b);
@@ -389,7 +395,8 @@ void bench(const Choice& choice, const GPT2Config& config, int B, int T) {
     const std::string dtype = choice.fp8() ? "bf16" : choice.precision;
     if (!dtype.empty() && dtype != dtype_name(dtype_of<floatX>)) return;
     const int logit_rows = std::min(B * T, ops::preferred_logit_rows());
-    const std::vector<Operation> all = operations(config, B, T, logit_rows, sizeof(floatX), choice.muon());
+    const std::vector<Operation> all =
+        operations(config, B, T, logit_rows, sizeof(floatX), choice.muon(), choice.moment_dtype());
     check_names(choice.ops, all);
     if (choice.list) return print_operations(all);
     StepBench<floatX>(choice, config, B, T).run();
@@ -425,6 +432,8 @@ int main(int argc, char** argv) try {
                    "MiB of dS that cuDNN's deterministic backward stores at a time; 0 = timed [0]")
         ->check(CLI::Range(0, 1 << 24));
     app.add_option("--optimizer", choice.optimizer, "adamw or muon [adamw]")->check(CLI::IsMember({"adamw", "muon"}));
+    app.add_option("--moments", choice.moments, "fp32, bf16 or 8bit [fp32]")
+        ->check(CLI::IsMember(std::vector<std::string>(std::begin(MOMENT_WORDS), std::end(MOMENT_WORDS))));
     app.add_option("--json", choice.json, "append the results to this file, one JSON object per line");
     app.add_option("--threads", threads, "threads of the CPU; 0 = one per core");
     app.add_option("--seconds", choice.budget, "seconds to spend on each line [0.3]");

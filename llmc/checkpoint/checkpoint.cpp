@@ -66,7 +66,10 @@ static const TensorGroups model_groups = {{WEIGHTS, "transformer."}};
 static TensorGroups optimizer_groups(const CheckpointFormat& format) {
     TensorGroups out;
     if (format.bf16_weights) out.push_back({WEIGHTS, "master.transformer."});
-    for (size_t i = 0; i < format.state.size(); i++) out.push_back({Slot(1 + i), format.state[i] + ".transformer."});
+    constexpr const char* dtypes[] = {"F32", "BF16", "U8"};
+    for (size_t i = 0; i < format.state.size(); i++)
+        out.push_back({Slot(1 + i), format.state[i] + ".transformer.", dtypes[int(format.moments)],
+                       i == 0 ? WhichMoment::first : WhichMoment::second});
     return out;
 }
 
@@ -406,6 +409,13 @@ std::string best_checkpoint(const std::string& output) {
             best = dir;
         });
     return best;
+}
+
+MomentDtype read_moment_dtype(const std::string& dir) {
+    const Safetensors file = open_safetensors(dir + "/optimizer.safetensors");
+    const TensorInfo* m = file.find("m.transformer.wte.weight");
+    const std::string dtype = m ? m->dtype : "F32";
+    return dtype == "U8" ? MomentDtype::block8 : dtype == "BF16" ? MomentDtype::bf16 : MomentDtype::fp32;
 }
 
 TrainerState load_checkpoint(const std::string& dir, const ParamLayout& layout,

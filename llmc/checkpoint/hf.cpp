@@ -10,6 +10,7 @@
 
 #include "base/files.h"
 #include "base/json.h"
+#include "base/moments.h"
 #include "base/random.h"
 
 constexpr int64_t MAX_INTEGER = std::numeric_limits<int>::max();
@@ -173,6 +174,14 @@ static std::vector<int64_t> hf_shape(const ParamLayout& layout, Param p) {
     return {rows, cols};
 }
 
+constexpr const char* EXPONENTS = ".exponents";
+static int64_t count_blocks(int64_t elements) { return ceil_div(elements, FLAT_ALIGN); }
+
+// The shape in memory, without padded rows.
+static std::vector<int64_t> code_shape(const ParamLayout& layout, Param p) {
+    return {dim_size(layout.config, param_table[p].rows), layout.cols(p)};
+}
+
 // Transposes columns of inp (rows, cols) into out (count, rows): the `count` columns that begin at inp[0].
 static void transpose_columns(float* out, const float* inp, int rows, int cols, int count) {
     constexpr int LINE = 16;  // floats in a line of the cache
@@ -214,10 +223,50 @@ std::vector<TensorInfo> list_tensors(const ParamLayout& layout, const TensorGrou
         for_each_tensor(layout, [&](Param p, int l) {
             TensorInfo& tensor = out.emplace_back();
             tensor.name = group.prefix + hf_name(p, l);
-            tensor.dtype = dtype;
-            tensor.shape = hf_shape(layout, p);
+            tensor.dtype = group.dtype.empty() ? dtype : group.dtype;
+            tensor.shape = tensor.dtype == "U8" ? code_shape(layout, p) : hf_shape(layout, p);
+            if (tensor.dtype == "U8") out.push_back({tensor.name + EXPONENTS, "U8", {count_blocks(tensor.elements())}});
         });
     return out;
+}
+
+// Calls f(which format) with an object of the format's type.
+template <class F>
+static void with_format(WhichMoment which, const F& f) {
+    which == WhichMoment::first ? f(SignedMoment()) : f(RootMoment());
+}
+
+static void write_codes(SafetensorsWriter& writer, WhichMoment which, const float* values) {
+    const int64_t count = writer.tensors[writer.next].elements();
+    std::vector<uint8_t> codes(static_cast<size_t>(count)), exponents(static_cast<size_t>(count_blocks(count)));
+    with_format(which, [&]<class Format>(Format) {
+        for (int64_t begin = 0; begin < count; begin += FLAT_ALIGN) {
+            const int64_t end = std::min(begin + FLAT_ALIGN, count);
+            const auto value = [&](int64_t i) {
+                return which == WhichMoment::first ? values[i] : std::sqrt(values[i]);
+            };
+            float largest = 0.0f;
+            for (int64_t i = begin; i < end; i++) largest = std::max(largest, std::fabs(value(i)));
+            const uint8_t exponent = exponents[size_t(begin / FLAT_ALIGN)] = block_exponent<Format>(largest);
+            for (int64_t i = begin; i < end; i++)
+                codes[size_t(i)] = moment_code<Format>(value(i), exponent, TO_NEAREST<Format>);
+        }
+    });
+    writer.write(codes.data(), count);
+    writer.write(exponents.data(), int64_t(exponents.size()));
+}
+
+static void read_codes(const Safetensors& file, const TensorInfo& tensor, WhichMoment which, float* values) {
+    std::vector<uint8_t> codes(static_cast<size_t>(tensor.elements()));
+    std::vector<uint8_t> exponents(static_cast<size_t>(count_blocks(tensor.elements())));
+    file.read_bytes(codes.data(), tensor);
+    file.read_bytes(exponents.data(), *file.find(tensor.name + EXPONENTS));
+    with_format(which, [&]<class Format>(Format) {
+        for (size_t i = 0; i < codes.size(); i++) {
+            values[i] = moment_value<Format>(codes[i], exponents[i / FLAT_ALIGN]);
+            if (which == WhichMoment::second) values[i] *= values[i];
+        }
+    });
 }
 
 FileSum write_tensors(const std::string& path, const ParamLayout& layout, const TensorGroups& groups, const char* dtype,
@@ -227,6 +276,7 @@ FileSum write_tensors(const std::string& path, const ParamLayout& layout, const 
     for (const TensorGroup& group : groups)
         for_each_tensor(layout, [&](Param p, int l) {
             const float* data = view(group.slot, p, l);
+            if (writer.tensors[writer.next].dtype == "U8") return write_codes(writer, group.which, data);
             const int rows = layout.rows(p), cols = layout.cols(p);
             if (!param_table[p].transposed_in_hf())
                 return writer.write(data, writer.tensors[writer.next].elements());  // leaves out padded rows
@@ -253,7 +303,14 @@ static const TensorInfo& find_tensor(const Safetensors& file, const std::string&
     if (!tensor)
         fail(EXIT_BAD_DATA, "%s: the tensor %s, which belongs to %s, is missing", file.path.c_str(), name.c_str(),
              describe_fields(layout.config).c_str());
-    const std::vector<int64_t> needed = hf_shape(layout, p);
+    const bool in_codes = tensor->dtype == "U8";
+    const std::vector<int64_t> needed = in_codes ? code_shape(layout, p) : hf_shape(layout, p);
+    const TensorInfo* exponents = in_codes ? file.find(name + EXPONENTS) : nullptr;
+    if (in_codes &&
+        !(exponents && exponents->dtype == "U8" && exponents->elements() == count_blocks(tensor->elements())))
+        fail(EXIT_BAD_DATA, "%s: %s is %s, which needs %s%s, U8 [%lld]", file.path.c_str(), name.c_str(),
+             to_string(*tensor).c_str(), name.c_str(), EXPONENTS,
+             static_cast<long long>(count_blocks(tensor->elements())));
     if (tensor->shape != needed)
         fail(EXIT_BAD_DATA, "%s: %s is %s, but %s needs %s; are both files of one model?", file.path.c_str(),
              name.c_str(), to_string(*tensor).c_str(), describe_fields(layout.config).c_str(),
@@ -276,12 +333,13 @@ static void check_finite(const std::string& path, const std::string& tensor, con
 
 // Reads one tensor into memory layout; padded rows are zero.
 static void read_param(const Safetensors& file, const TensorInfo& tensor, const ParamLayout& layout, Param p,
-                       std::vector<float>& memory, std::vector<float>& transposed) {
-    const bool transposes = param_table[p].transposed_in_hf();
+                       std::vector<float>& memory, std::vector<float>& transposed,
+                       WhichMoment which = WhichMoment::first) {
+    const bool in_codes = tensor.dtype == "U8", transposes = param_table[p].transposed_in_hf() && !in_codes;
     memory.resize(std::max(memory.size(), size_t(layout.size(p))));
     if (transposes) transposed.resize(std::max(transposed.size(), size_t(layout.size(p))));
     float* from = transposes ? transposed.data() : memory.data();
-    file.read(from, tensor);
+    in_codes ? read_codes(file, tensor, which, from) : file.read(from, tensor);
     check_finite(file.path, tensor.name, from, tensor.elements());
     if (transposes)
         transpose_columns(memory.data(), from, layout.cols(p), layout.rows(p), layout.rows(p));
@@ -296,7 +354,8 @@ void read_tensors(const Safetensors& file, const TensorGroup& group, const Param
         find_tensor(file, group.prefix + hf_name(p, l), layout, p);
     });
     for_each_tensor(layout, [&](Param p, int l) {
-        read_param(file, find_tensor(file, group.prefix + hf_name(p, l), layout, p), layout, p, memory, transposed);
+        read_param(file, find_tensor(file, group.prefix + hf_name(p, l), layout, p), layout, p, memory, transposed,
+                   group.which);
         write(memory.data(), group.slot, p, l);
     });
 }

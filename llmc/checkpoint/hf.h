@@ -64,10 +64,14 @@ TensorView view_flat(const ParamLayout& layout, const std::vector<const float*>&
 
 std::string hf_name(Param p, int l);  // "h.0.ln_1.bias"
 
-// A group of tensors in a file: all parameters of one slot, with a common name prefix.
+// A group of tensors in a file: all parameters of one slot, with a common name prefix. A moment in 8 bits is two
+// tensors: "m.transformer.h.0.ln_1.bias", a code for each element in ParamLayout's order, without padded rows, and
+// "m.transformer.h.0.ln_1.bias.exponents", a byte for each FLAT_ALIGN of them (base/moments.h).
 struct TensorGroup {
     Slot slot;
-    std::string prefix;  // "transformer." for weights, as in Hugging Face's files
+    std::string prefix;                      // "transformer." for weights, as in Hugging Face's files
+    std::string dtype = "";                  // "F32", "BF16" or "U8": codes; empty: that of the file
+    WhichMoment which = WhichMoment::first;  // what codes mean
 };
 using TensorGroups = std::vector<TensorGroup>;
 // The tensors that write_tensors will write for these groups. dtype is "F32" or "BF16".

@@ -207,6 +207,11 @@ void Safetensors::read(float* out, const TensorInfo& tensor, int64_t first, int6
     }
 }
 
+void Safetensors::read_bytes(uint8_t* out, const TensorInfo& tensor) const {
+    INVARIANT(tensor.dtype == "U8", "%s: bytes of %s are read", tensor.name.c_str(), tensor.dtype.c_str());
+    files[size_t(tensor.file)].read_at(out, data_begin[size_t(tensor.file)] + tensor.begin, tensor.end - tensor.begin);
+}
+
 // Sets the byte ranges of the tensors and returns the header, preceded by its length. The header is padded with spaces,
 // so that the data start at a multiple of 8. Names need no escapes: they are those of a GPT-2.
 static std::string make_header(std::vector<TensorInfo>& tensors, const Metadata& metadata) {
@@ -215,8 +220,8 @@ static std::string make_header(std::vector<TensorInfo>& tensors, const Metadata&
     text += "}";
     int64_t at = 0;
     for (TensorInfo& t : tensors) {
-        INVARIANT(t.dtype == "F32" || t.dtype == "BF16", "%s: a tensor of dtype %s is written", t.name.c_str(),
-                  t.dtype.c_str());
+        INVARIANT(t.dtype == "F32" || t.dtype == "BF16" || t.dtype == "U8", "%s: a tensor of dtype %s is written",
+                  t.name.c_str(), t.dtype.c_str());
         t.begin = at, t.end = at += *shape_bytes(t);
         const std::string shape = json_text(t.shape);
         text += format(R"(,"%s":{"dtype":"%s","shape":%s,"data_offsets":[%lld,%lld]})", t.name.c_str(), t.dtype.c_str(),
@@ -240,11 +245,26 @@ SafetensorsWriter::SafetensorsWriter(const std::string& path, std::vector<Tensor
     file.write(header.data(), int64_t(header.size()));
 }
 
-void SafetensorsWriter::write(const float* data, int64_t count) {
+void SafetensorsWriter::begin(int64_t count) const {
     INVARIANT(next < tensors.size(), "more than %zu tensors are written", tensors.size());
     INVARIANT(written + count <= tensors[next].elements(), "%s: %lld of %lld elements are written",
               tensors[next].name.c_str(), static_cast<long long>(written + count),
               static_cast<long long>(tensors[next].elements()));
+}
+
+void SafetensorsWriter::written_more(int64_t count) {
+    written += count;
+    if (written == tensors[next].elements()) next++, written = 0;
+}
+
+void SafetensorsWriter::write(const uint8_t* data, int64_t count) {
+    begin(count);
+    file.write(data, count);
+    written_more(count);
+}
+
+void SafetensorsWriter::write(const float* data, int64_t count) {
+    begin(count);
     if (tensors[next].dtype == "F32") {
         file.write(data, count * 4);
     } else {
@@ -255,8 +275,7 @@ void SafetensorsWriter::write(const float* data, int64_t count) {
             file.write(chunk.data(), n * 2);
         }
     }
-    written += count;
-    if (written == tensors[next].elements()) next++, written = 0;
+    written_more(count);
 }
 
 FileSum SafetensorsWriter::finish() {

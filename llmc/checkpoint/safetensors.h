@@ -37,6 +37,7 @@ struct Safetensors {
     const TensorInfo* find(const std::string& name) const;  // null if there is no such tensor
     // Elements [first, first + count) as float; F32, BF16 and F16 are exact. Other dtypes are refused.
     void read(float* out, const TensorInfo& tensor, int64_t first, int64_t count) const;
+    void read_bytes(uint8_t* out, const TensorInfo& tensor) const;  // of a tensor of U8
     void read(float* out, const TensorInfo& tensor) const { read(out, tensor, 0, tensor.elements()); }
 };
 
@@ -51,12 +52,17 @@ struct SafetensorsWriter {
     size_t next = 0;                  // the tensor that write() continues
     int64_t written = 0;              // elements of that tensor already written
 
-    // `tensors`: names, shapes and dtypes ("F32", "BF16") of all tensors, in the order in which write() gets their
-    // data. `metadata` is written in addition to {"format": "pt"}, without which transformers refuses the file.
+    // `tensors`: names, shapes and dtypes ("F32", "BF16", "U8") of all tensors, in the order in which write() gets
+    // their data. `metadata` is written in addition to {"format": "pt"}, without which transformers refuses the file.
     SafetensorsWriter(const std::string& path, std::vector<TensorInfo> tensors, const Metadata& metadata);
     // Writes the next elements of the current tensor, rounded to its dtype (to nearest, ties to even).
     void write(const float* data, int64_t count);
+    void write(const uint8_t* data, int64_t count);  // a tensor of U8
     FileSum finish();  // fails if data are missing (a bug); otherwise like OutputFile::finish
+
+  private:
+    void begin(int64_t count) const;
+    void written_more(int64_t count);
 };
 // Size in bytes of the file that the writer makes for these tensors: header and data.
 int64_t safetensors_bytes(const std::vector<TensorInfo>& tensors, const Metadata& metadata);

@@ -172,7 +172,7 @@ void sum_of_squares(float* out, const float* x, int64_t count, Stream stream) {
 }
 
 template <class floatX>
-void adamw(floatX* weight, float* master, float* m, float* v, const float* grad, const float* factor, int64_t begin,
+void adamw(floatX* weight, float* master, Moment m, Moment v, const float* grad, const float* factor, int64_t begin,
            int64_t count, DecayPattern decay, AdamWConfig config, float lr, int step, Stream stream) {
     check_adamw(begin, count, decay, step);
     vector_operations<floatX>().adamw(weight, master, m, v, grad, factor, begin, count, decay, config, lr, step,

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/random.h"
+#include "cpu/moments.h"
 #include "cpu/variants.h"
 
 namespace cpu::reference {
@@ -384,29 +385,39 @@ void sum_of_squares(float* out, const float* x, int64_t count, Stream) {
 
 // With g = grad * factor:  m = beta1 m + (1 - beta1) g    v = beta2 v + (1 - beta2) g^2
 //   w -= lr * (m / (1 - beta1^step) / (sqrt(v / (1 - beta2^step)) + eps) + weight_decay * w)
-// Without master weights w is rounded to bf16 stochastically.
+// Without master weights w is rounded to bf16 stochastically, and so are moments that are not fp32.
 template <class floatX>
-void adamw(floatX* weight, float* master, float* m, float* v, const float* grad, const float* factor, int64_t begin,
-           int64_t count, DecayPattern decay, AdamWConfig config, float lr, int step, Stream) {
+void adamw(floatX* weight, float* master, Moment moment1, Moment moment2, const float* grad, const float* factor,
+           int64_t begin, int64_t count, DecayPattern decay, AdamWConfig config, float lr, int step, Stream) {
     if (!std::isfinite(*factor)) return;
     if constexpr (std::is_same_v<floatX, float>) master = weight;
-    const Philox random{config.seed, ROUNDING_STREAMS + uint64_t(step)};
+    const Philox random{config.seed, ROUNDING_STREAMS + uint64_t(step)},
+        moments{config.seed, MOMENT_STREAMS + uint64_t(step)};
     const float correction1 = float(1.0 - std::pow(double(config.beta1), step));
     const float correction2 = float(1.0 - std::pow(double(config.beta2), step));
 #pragma omp parallel for
-    for (int64_t i = 0; i < count; i++) {
-        const float g = grad[i] * *factor;
-        m[i] = config.beta1 * m[i] + (1.0f - config.beta1) * g;
-        v[i] = config.beta2 * v[i] + (1.0f - config.beta2) * g * g;
-        const float update = (m[i] / correction1) / (std::sqrt(v[i] / correction2) + config.eps);
-        float w = master ? master[i] : float(weight[i]);
-        w -= lr * (update + (decay.run(begin + i).decays ? config.weight_decay : 0.0f) * w);
-        if (master) {
-            master[i] = w;
-            weight[i] = floatX(w);
-        } else {
-            weight[i] = floatX(round_randomly(w, random.bits16(uint64_t(begin + i))));
+    for (int64_t block = 0; block < count; block += FLAT_ALIGN) {
+        float m[FLAT_ALIGN], v[FLAT_ALIGN];
+        read_block<WhichMoment::first>(m, moment1, block);
+        read_block<WhichMoment::second>(v, moment2, block);
+        for (int64_t k = 0; k < FLAT_ALIGN; k++) {
+            const int64_t i = block + k;
+            const float g = grad[i] * *factor;
+            m[k] = config.beta1 * m[k] + (1.0f - config.beta1) * g;
+            v[k] = config.beta2 * v[k] + (1.0f - config.beta2) * g * g;
+            const float update = (m[k] / correction1) / (std::sqrt(v[k] / correction2) + config.eps);
+            float w = master ? master[i] : float(weight[i]);
+            w -= lr * (update + (decay.run(begin + i).decays ? config.weight_decay : 0.0f) * w);
+            if (master) {
+                master[i] = w;
+                weight[i] = floatX(w);
+            } else {
+                weight[i] = floatX(round_randomly(w, random.bits16(uint64_t(begin + i))));
+            }
         }
+        const MomentBits bits(moments, begin + block);
+        write_block<WhichMoment::first>(moment1, block, m, &bits);
+        write_block<WhichMoment::second>(moment2, block, v, &bits);
     }
 }
 

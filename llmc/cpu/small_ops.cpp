@@ -1,11 +1,12 @@
-// small_ops.cpp: the operations that have a single implementation, in plain loops: on losses, on gradients, and the
-// elementwise ones of Muon, whose matmuls are the model's. Memory bounds their time.
+// small_ops.cpp: the operations that have a single implementation, in plain loops: on losses, on gradients, on
+// moments, and the elementwise ones of Muon, whose matmuls are the model's. Memory bounds their time.
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <type_traits>
 
 #include "base/random.h"
+#include "cpu/moments.h"
 #include "ops/ops.h"
 
 // The logarithm is computed in double, because log1pf of glibc before 2.41 rounds one argument in 100 otherwise than
@@ -57,18 +58,54 @@ void cpu::clip_factor(float* norm, float* factor, const float* squares, const fl
         *factor = max_norm > 0.0f && *norm > max_norm ? max_norm / *norm : 1.0f;
 }
 
+// ---- the optimizer's moments
+
+template <WhichMoment WHICH>
+static void widen(float* out, const Moment& moment, int64_t count) {
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < count; i += FLAT_ALIGN)
+        cpu::read_block<WHICH>(*reinterpret_cast<float(*)[FLAT_ALIGN]>(out + i), moment, i);
+}
+
+template <WhichMoment WHICH>
+static void store(const Moment& moment, const float* values, int64_t count) {
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < count; i += FLAT_ALIGN)
+        cpu::write_block<WHICH>(moment, i, *reinterpret_cast<const float(*)[FLAT_ALIGN]>(values + i), nullptr);
+}
+
+void cpu::widen_moment(float* out, Moment moment, WhichMoment which, int64_t count, Stream) {
+    which == WhichMoment::first ? widen<WhichMoment::first>(out, moment, count)
+                                : widen<WhichMoment::second>(out, moment, count);
+}
+
+void cpu::store_moment(Moment moment, const float* values, WhichMoment which, int64_t count, Stream) {
+    which == WhichMoment::first ? store<WhichMoment::first>(moment, values, count)
+                                : store<WhichMoment::second>(moment, values, count);
+}
+
 // ---- Muon
 
-void cpu::muon_momentum(float* out, float* m, float* v, const float* grad, const float* factor, int64_t count, float mu,
-                        AdamWConfig config, Stream) {
+void cpu::muon_momentum(float* out, Moment moment1, Moment moment2, const float* grad, const float* factor,
+                        int64_t begin, int64_t count, float mu, AdamWConfig config, int step, Stream) {
+    check_range(begin, count, step);
     const float f = *factor;
     if (!std::isfinite(f)) return void(std::fill_n(out, count, 0.0f));
-#pragma omp parallel for simd schedule(static)
-    for (int64_t i = 0; i < count; i++) {
-        const float g = grad[i] * f;
-        m[i] = mu * m[i] + (1.0f - mu) * g;
-        v[i] = config.beta2 * v[i] + (1.0f - config.beta2) * g * g;
-        out[i] = mu * m[i] + (1.0f - mu) * g;
+    const Philox random{config.seed, MOMENT_STREAMS + uint64_t(step)};
+#pragma omp parallel for schedule(static)
+    for (int64_t block = 0; block < count; block += FLAT_ALIGN) {
+        float m[FLAT_ALIGN], v[FLAT_ALIGN];
+        read_block<WhichMoment::first>(m, moment1, block);
+        read_block<WhichMoment::second>(v, moment2, block);
+        for (int64_t i = 0; i < FLAT_ALIGN; i++) {
+            const float g = grad[block + i] * f;
+            m[i] = mu * m[i] + (1.0f - mu) * g;
+            v[i] = config.beta2 * v[i] + (1.0f - config.beta2) * g * g;
+            out[block + i] = mu * m[i] + (1.0f - mu) * g;
+        }
+        const MomentBits bits(random, begin + block);
+        write_block<WhichMoment::first>(moment1, block, m, &bits);
+        write_block<WhichMoment::second>(moment2, block, v, &bits);
     }
 }
 

@@ -29,7 +29,9 @@ constexpr int VL = 4;
 
 typedef float floatv __attribute__((vector_size(4 * VL)));
 typedef uint32_t uintv __attribute__((vector_size(4 * VL)));
+typedef int32_t intv __attribute__((vector_size(4 * VL)));
 typedef uint16_t shortv __attribute__((vector_size(2 * VL)));
+typedef uint8_t bytev __attribute__((vector_size(VL)));
 
 // The same vectors at any address, aliasing any type.
 typedef float floatv_memory __attribute__((vector_size(4 * VL), aligned(4), may_alias));
@@ -89,9 +91,9 @@ INLINE shortv round_to_bf16(floatv x) {
 }
 
 // Stochastic rounding to bf16 with 16 random bits per lane, the same as round_randomly of random.h.
-INLINE shortv round_randomly(floatv x, shortv random) {
+INLINE shortv round_randomly(floatv x, uintv random) {
     const uintv u = (uintv)x;
-    const shortv up_or_down = to_short((u + to_uint(random)) >> 16);
+    const shortv up_or_down = to_short((u + random) >> 16);
     const uintv limit = (u & 0x7fffffff) >= 0x7f7f0000 ? ~uintv{} : uintv{};
     const shortv nearest = to_short(limit);
     return (round_to_bf16(x) & nearest) | (up_or_down & ~nearest);
@@ -104,7 +106,32 @@ INLINE void store(bf16* p, floatv x, Full = {}) { *reinterpret_cast<shortv_memor
 
 // Stores VL elements by stochastic rounding, with random (VL).
 INLINE void store_stochastic(bf16* p, floatv x, const uint16_t* random) {
-    *reinterpret_cast<shortv_memory*>(p) = round_randomly(x, *reinterpret_cast<const shortv_memory*>(random));
+    *reinterpret_cast<shortv_memory*>(p) = round_randomly(x, to_uint(*reinterpret_cast<const shortv_memory*>(random)));
+}
+
+INLINE uintv load_bytes(const uint8_t* p) {
+#if defined(__AVX512F__)
+    return (uintv)_mm512_maskz_cvtepu8_epi32(0xffff, _mm_loadu_si128(reinterpret_cast<const __m128i_u*>(p)));
+#elif defined(__AVX2__)
+    return (uintv)_mm256_cvtepu8_epi32(_mm_loadu_si64(p));
+#else
+    bytev x;
+    __builtin_memcpy(&x, p, sizeof x);
+    return __builtin_convertvector(x, uintv);
+#endif
+}
+// Stores x, from 0 to 256, as bytes; 256 becomes 255.
+INLINE void store_bytes(uint8_t* p, intv x) {
+#if defined(__AVX512F__)
+    _mm_storeu_si128(reinterpret_cast<__m128i_u*>(p), _mm512_maskz_cvtusepi32_epi8(0xffff, (__m512i)x));
+#elif defined(__AVX2__)
+    const __m128i low = _mm256_castsi256_si128((__m256i)x), high = _mm256_extracti128_si256((__m256i)x, 1);
+    const __m128i shorts = _mm_packus_epi32(low, high);
+    _mm_storeu_si64(p, _mm_packus_epi16(shorts, shorts));
+#else
+    const bytev bytes = __builtin_convertvector(x - (x >> 8), bytev);
+    __builtin_memcpy(p, &bytes, sizeof bytes);
+#endif
 }
 
 INLINE floatv load(const float* p, Partial partial) {
@@ -166,6 +193,26 @@ INLINE float reduce_max(floatv x) {
     for (int half = VL / 2; half > 0; half /= 2)
         for (int i = 0; i < half; i++) lane[i] = lane[i] > lane[i + half] ? lane[i] : lane[i + half];
     return lane[0];
+}
+
+INLINE intv max(intv a, intv b) { return a > b ? a : b; }
+// With a constant, gcc 12 compiles a < b ? a : b to a comparison and a blend.
+INLINE intv min(intv a, intv b) {
+#if defined(__AVX512F__)
+    return (intv)_mm512_maskz_min_epi32(0xffff, (__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+    return (intv)_mm256_min_epi32((__m256i)a, (__m256i)b);
+#else
+    return a < b ? a : b;
+#endif
+}
+
+// The maximum of the lanes, in every lane.
+template <int HALF = VL / 2, int... L>
+INLINE intv max_of_lanes(intv x, std::integer_sequence<int, L...> lanes) {
+    const intv pairs = max(x, __builtin_shufflevector(x, x, (L ^ HALF)...));
+    if constexpr (HALF > 1) return max_of_lanes<HALF / 2>(pairs, lanes);
+    return pairs;
 }
 
 INLINE floatv square_root(floatv x) {
@@ -276,8 +323,9 @@ INLINE void interleave(uintv& a, uintv& b, std::integer_sequence<int, L...>) {
     b = high;
 }
 
-// The bits16 of 8 VL consecutive elements by Philox{seed, stream} of random.h, for VL indices from `first` on.
-INLINE void random_bits16(uint16_t (&bits)[8 * VL], uint64_t seed, uint64_t stream, uint64_t first) {
+// The bits16 of 8 VL consecutive elements by Philox{seed, stream} of random.h, which are the words of VL indices from
+// `first` on.
+INLINE void random_bits16(void* bits, uint64_t seed, uint64_t stream, uint64_t first) {
     uintv x[4] = {uintv{} + uint32_t(first), {}, uintv{} + uint32_t(stream), uintv{} + uint32_t(stream >> 32)};
     for (int i = 0; i < VL; i++) x[0][i] += uint32_t(i);
     x[1] = x[0] < uint32_t(first) ? uintv{} + uint32_t((first >> 32) + 1) : uintv{} + uint32_t(first >> 32);

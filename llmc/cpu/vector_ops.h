@@ -15,6 +15,7 @@
 #include "cpu/vec.h"
 #include "cpu/vector_attention.h"
 #include "cpu/vector_head.h"
+#include "cpu/vector_moments.h"
 
 namespace cpu::VARIANT {
 
@@ -244,73 +245,113 @@ void sum_of_squares(float* out, const float* x, int64_t count, Stream) {
     *out = float(total);
 }
 
-// The constants of one AdamW step. inverse_correction1 and inverse_correction2 are 1 / (1 - beta^step).
+// The constants of one AdamW step. inverse_correction1 and inverse_correction2 are 1 / (1 - beta^step). Functions take
+// a copy, because a store of bytes might change what they have by reference, for all that the compiler knows.
 struct AdamWStep {
-    float factor, beta1, beta2, inverse_correction1, inverse_correction2, eps, lr, weight_decay;
-    uint64_t seed, stream;
+    float factor, beta1, beta2, share1, share2, inverse_correction1, inverse_correction2, root_of_inverse2, eps, lr,
+        weight_decay;
+    uint64_t seed;
+    uint64_t step;
 };
 
+// Updates a block. STOCHASTIC: there are no master weights; weights are rounded stochastically, by `bits`. words: those
+// of Philox for the block's moments.
+template <bool STOCHASTIC, MomentDtype MOMENTS, class floatX>
+static inline void adamw_block(floatX* weight, float* master, const Moment& m, const Moment& v, const float* grad,
+                               float decay, const uint16_t* bits, const uint32_t* words, AdamWStep s) {
+    using enum WhichMoment;
+    constexpr bool in_codes = MOMENTS == MomentDtype::block8;
+    const uint32_t base1 = base_of_block<MOMENTS, first>(m), base2 = base_of_block<MOMENTS, second>(v);
+    floatv means[BLOCK_VECTORS], roots[BLOCK_VECTORS];
+    for (int j = 0; j < BLOCK_VECTORS; j++) {
+        const int i = j * VL;
+        floatv w;
+        if constexpr (STOCHASTIC)
+            w = load(weight + i);
+        else
+            w = load(master + i);
+        const floatv g = load(grad + i) * s.factor;
+        const floatv mi = s.beta1 * load_moment<MOMENTS, first>(m, i, base1) + s.share1 * g;
+        const floatv vi = s.beta2 * load_moment<MOMENTS, second>(v, i, base2) + s.share2 * g * g;
+        floatv root;
+        if constexpr (in_codes) {
+            means[j] = mi;
+            roots[j] = square_root(vi);
+            root = roots[j] * s.root_of_inverse2;
+        } else {
+            store_moment<MOMENTS, first>(m, i, mi, words);
+            store_moment<MOMENTS, second>(v, i, vi, words);
+            root = square_root(vi * s.inverse_correction2);
+        }
+        const floatv update = (mi * s.inverse_correction1) / (root + s.eps);
+        const floatv next = w - s.lr * (update + decay * w);
+        if constexpr (STOCHASTIC) {
+            store_stochastic(weight + i, next, bits + i);
+        } else {
+            store(master + i, next);
+            if constexpr (sizeof(floatX) != sizeof(float)) store(weight + i, next);
+        }
+    }
+    if constexpr (in_codes) {
+        store_codes<first>(m, means, words);
+        store_codes<second>(v, roots, words);
+    }
+}
+
 // Updates a run of `count` elements that all have the same weight decay, from element `index` of the flat buffer on.
-// STOCHASTIC: there are no master weights; weights are rounded stochastically.
-template <bool STOCHASTIC, class floatX>
-static inline void adamw_run(floatX* weight, float* master, float* m, float* v, const float* grad, int64_t count,
-                             float decay, int64_t index, const AdamWStep& s) {
-    constexpr int block = 8 * VL;  // elements whose random bits are drawn at once
-    static_assert(FLAT_ALIGN % VL == 0);
-    for (int64_t begin = 0; begin < count; begin += block) {
-        uint16_t bits[block];
-        if constexpr (STOCHASTIC) random_bits16(bits, s.seed, s.stream, uint64_t(index + begin) / 8);
-        for (int64_t i = begin; i < count && i < begin + block; i += VL) {
-            floatv w;
-            if constexpr (STOCHASTIC)
-                w = load(weight + i);
-            else
-                w = load(master + i);
-            const floatv g = load(grad + i) * s.factor;
-            const floatv mi = s.beta1 * load(m + i) + (1.0f - s.beta1) * g;
-            const floatv vi = s.beta2 * load(v + i) + (1.0f - s.beta2) * g * g;
-            const floatv update = (mi * s.inverse_correction1) / (square_root(vi * s.inverse_correction2) + s.eps);
-            const floatv next = w - s.lr * (update + decay * w);
-            store(m + i, mi);
-            store(v + i, vi);
-            if constexpr (STOCHASTIC) {
-                store_stochastic(weight + i, next, bits + (i - begin));
-            } else {
-                store(master + i, next);
-                if constexpr (sizeof(floatX) != sizeof(float)) store(weight + i, next);
-            }
+template <bool STOCHASTIC, MomentDtype MOMENTS, class floatX>
+static inline void adamw_run(floatX* weight, float* master, const Moment& m, const Moment& v, const float* grad,
+                             int64_t count, float decay, int64_t index, AdamWStep s) {
+    // VL indices of Philox are drawn at once: each has the bits of 8 weights, or those of a block of moments.
+    constexpr int drawn = 8 * VL, at_once = drawn > FLAT_ALIGN ? drawn : int(FLAT_ALIGN), part = VL * int(FLAT_ALIGN);
+    for (int64_t begin = 0; begin < count; begin += part) {
+        uint16_t bits[at_once];
+        uint32_t words[VL][4];
+        if constexpr (MOMENTS != MomentDtype::fp32)
+            random_bits16(words, s.seed, MOMENT_STREAMS + s.step, uint64_t(index + begin) / FLAT_ALIGN);
+        for (int64_t i = begin; i < count && i < begin + part; i += FLAT_ALIGN) {
+            for (int64_t j = i; STOCHASTIC && (i - begin) % at_once == 0 && j < i + at_once; j += drawn)
+                random_bits16(bits + (j - i), s.seed, ROUNDING_STREAMS + s.step, uint64_t(index + j) / 8);
+            adamw_block<STOCHASTIC, MOMENTS>(weight + i, master + i, m.from(i), v.from(i), grad + i, decay,
+                                             bits + (i - begin) % at_once, words[(i - begin) / FLAT_ALIGN], s);
         }
     }
 }
 
 template <bool STOCHASTIC, class floatX>
-static void adamw_all(floatX* weight, float* master, float* m, float* v, const float* grad, int64_t first,
+static void adamw_all(floatX* weight, float* master, Moment m, Moment v, const float* grad, int64_t first,
                       int64_t count, DecayPattern decay, const AdamWStep& s) {
     for_chunks(count, 1 << 16, [=, &s](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end;) {
             const DecayPattern::Run run = decay.run(first + i);
             const int64_t n = (run.end - first < end ? run.end - first : end) - i;
-            adamw_run<STOCHASTIC>(weight + i, master ? master + i : nullptr, m + i, v + i, grad + i, n,
-                                  run.decays ? s.weight_decay : 0.0f, first + i, s);
+            with_moments(m.dtype, [&](auto dtype) {
+                adamw_run<STOCHASTIC, dtype>(weight + i, master ? master + i : nullptr, m.from(i), v.from(i), grad + i,
+                                             n, run.decays ? s.weight_decay : 0.0f, first + i, s);
+            });
             i += n;
         }
     });
 }
 
 template <class floatX>
-void adamw(floatX* weight, float* master, float* m, float* v, const float* grad, const float* factor, int64_t begin,
+void adamw(floatX* weight, float* master, Moment m, Moment v, const float* grad, const float* factor, int64_t begin,
            int64_t count, DecayPattern decay, AdamWConfig config, float lr, int step, Stream) {
     if (!(*factor <= 1.0f)) return;  // NaN or infinite
+    const double inverse2 = 1.0 / (1.0 - pow(double(config.beta2), double(step)));
     const AdamWStep s = {*factor,
                          config.beta1,
                          config.beta2,
+                         1.0f - config.beta1,
+                         1.0f - config.beta2,
                          float(1.0 / (1.0 - pow(double(config.beta1), double(step)))),
-                         float(1.0 / (1.0 - pow(double(config.beta2), double(step)))),
+                         float(inverse2),
+                         float(sqrt(inverse2)),
                          config.eps,
                          lr,
                          config.weight_decay,
                          config.seed,
-                         ROUNDING_STREAMS + uint64_t(step)};
+                         uint64_t(step)};
     if constexpr (sizeof(floatX) == sizeof(float)) {
         adamw_all<false>(weight, weight, m, v, grad, begin, count, decay, s);
     } else {

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "base/common.h"
@@ -139,6 +140,36 @@ struct DecayPattern {
     }
 };
 
+// How a mean of the gradients or of their squares is in memory (--moments).
+enum class MomentDtype { fp32, bf16, block8 };
+constexpr const char* MOMENT_WORDS[] = {"fp32", "bf16", "8bit"};
+enum class WhichMoment { first, second };
+
+struct Moment {
+    void* data;                    // float, bf16 or codes of base/moments.h
+    uint8_t* exponents = nullptr;  // with block8: one for FLAT_ALIGN elements
+    MomentDtype dtype = MomentDtype::fp32;
+
+    Moment(float* data) : data(data) {}
+    Moment(void* data, uint8_t* exponents, MomentDtype dtype) : data(data), exponents(exponents), dtype(dtype) {}
+    // The elements from i on, a multiple of FLAT_ALIGN with block8.
+    HOST_DEVICE INLINE Moment from(int64_t i) const {
+        Moment out = *this;
+        constexpr int sizes[] = {4, 2, 1};
+        out.data = static_cast<char*>(data) + i * sizes[int(dtype)];
+        if (exponents) out.exponents = exponents + i / FLAT_ALIGN;
+        return out;
+    }
+};
+
+// Calls run(kind) with the dtype as a constant, for a template's argument.
+template <class Run>
+void with_moments(MomentDtype dtype, const Run& run) {
+    if (dtype == MomentDtype::fp32) run(std::integral_constant<MomentDtype, MomentDtype::fp32>());
+    if (dtype == MomentDtype::bf16) run(std::integral_constant<MomentDtype, MomentDtype::bf16>());
+    if (dtype == MomentDtype::block8) run(std::integral_constant<MomentDtype, MomentDtype::block8>());
+}
+
 // AdamW's constants. Weight decay is decoupled: it acts on the weight and is not added to the gradient.
 struct AdamWConfig {
     float beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f, weight_decay = 0.1f;
@@ -180,13 +211,17 @@ struct MuonBatch {
 
 // Philox stream of a step's rounding: this constant plus the step. random.h lists all streams.
 constexpr uint64_t ROUNDING_STREAMS = uint64_t(0x5ada) << 48;
+constexpr uint64_t MOMENT_STREAMS = uint64_t(0x5adb) << 48;  // that of the moments' rounding
 
-// Checks the arguments of adamw. No option can make them invalid.
-inline void check_adamw(int64_t begin, int64_t count, const DecayPattern& decay, int step) {
+// Checks the arguments of adamw, and a part of those of muon_momentum. No option can make them invalid.
+inline void check_range(int64_t begin, int64_t count, int step) {
     INVARIANT(step >= 1, "adamw: step %d; steps count from 1", step);
     INVARIANT(begin >= 0 && count >= 0 && begin % FLAT_ALIGN == 0 && count % FLAT_ALIGN == 0,
               "adamw: %lld elements from %lld on: multiples of %lld, from 0 up", static_cast<long long>(count),
               static_cast<long long>(begin), static_cast<long long>(FLAT_ALIGN));
+}
+inline void check_adamw(int64_t begin, int64_t count, const DecayPattern& decay, int step) {
+    check_range(begin, count, step);
     const auto bucket = [](int64_t decayed, int64_t size) {
         INVARIANT(decayed >= 0 && decayed <= size && decayed % FLAT_ALIGN == 0 && size % FLAT_ALIGN == 0,
                   "adamw: %lld of a bucket of %lld elements decay: multiples of %lld, at most all",

@@ -87,8 +87,8 @@ Optimizer<floatX>::Optimizer(GPT2<floatX>& model, OptimizerConfig config, Memory
                 model.grads, model.acts.loss, &model.stream),
       weights(model, groups.dp, options),
       master(master_elements<floatX>(model.layout, options), "fp32 master weights (--master-weights, --zero)"),
-      m(model.layout.total / options.shards, "the optimizer's moments (--zero)"),
-      v(model.layout.total / options.shards, "the optimizer's moments (--zero)"),
+      m(model.layout.total / options.shards, options.moments),
+      v(model.layout.total / options.shards, options.moments),
       chunk(options.tensor.count > 1 ? CHUNK : 0, "a tensor of another tensor-parallel rank") {
     if (options.muon) muon.emplace(model.layout, options, groups);
     if (options.shards > 1) model.on_wait_for_weights = [this](int bucket) { weights.wait(bucket); };
@@ -100,7 +100,7 @@ std::vector<MemoryItem> optimizer_memory(const GPT2Config& config, MemoryOptions
     const int64_t size = sizeof(float), masters = master_elements<floatX>(layout, options);
     return {
         {"master weights", masters * size},
-        {"moments", 2 * layout.total / options.shards * size},
+        {"moments", 2 * MomentBuffer::bytes(layout.total / options.shards, options.moments)},
         {"shard of weights", options.shard_weights ? layout.total / options.shards * int64_t(sizeof(floatX)) : 0},
         {"shard of gradients", options.shard_gradients ? layout.total / options.shards * size : 0},
         {"partial sums", gradient_sum_bytes(layout, options.virtual_ranks, data_parallel, options.sequence_parallel)},
@@ -128,8 +128,11 @@ void Optimizer<floatX>::set_shard(Slot slot, Param p, int l, const float* values
     const int64_t at = shard.at + begin - shard.begin;
     const float* own = values + begin - offset;
     if (slot == WEIGHTS && weights.sharded()) copy_rounded(weights.shard.data + at, own, count, model.stream);
-    if (!buffer(slot).data) return;
-    copy_to_device(buffer(slot).data + at, own, count * int64_t(sizeof(float)), model.stream);
+    const bool narrows = slot != WEIGHTS && !floats(slot);
+    float* const to = narrows ? model.g(p, l) : floats(slot) ? floats(slot) + at : nullptr;
+    if (!to) return;
+    copy_to_device(to, own, count * int64_t(sizeof(float)), model.stream);
+    if (narrows) ops::store_moment(moment(slot).from(at), to, which(slot), round_up(count, FLAT_ALIGN), model.stream);
     wait_for_stream(model.stream);
 }
 
@@ -143,20 +146,23 @@ void Optimizer<floatX>::weights_loaded() {
     }
 }
 
-// Returns a whole tensor of fp32 state, on the rank of shard 0. The other ranks broadcast theirs into its gradient.
+// Returns a whole tensor of the state in fp32, on the rank of shard 0. The other ranks broadcast theirs into its
+// gradient. from: the slot's fp32 buffer; null: a moment that is widened.
 template <class floatX>
-const float* Optimizer<floatX>::gather_state(const float* from, Param p, int l) {
+const float* Optimizer<floatX>::gather_state(Slot slot, const float* from, Param p, int l) {
     const int64_t offset = model.layout.offset(p, l), size = model.layout.size(p);
-    if (weights.shards == 1) return from + offset;
+    if (weights.shards == 1 && from) return from + offset;
     float* whole = model.g(p, l);
     Comm::Ticket last = 0;
     for (int q = 0; q < weights.shards; q++) {
         const BucketShard shard = shard_of(model.layout, model.layout.bucket_of(p, l), weights.shards, q);
         const int64_t begin = std::max(offset, shard.begin), end = std::min(offset + size, shard.begin + shard.count);
         if (begin >= end) continue;
-        const int64_t bytes = (end - begin) * int64_t(sizeof(float));
+        const int64_t bytes = (end - begin) * int64_t(sizeof(float)), at = shard.at + begin - shard.begin;
         float* to = whole + begin - offset;
-        if (q == weights.shard_index) copy_on_device(to, from + shard.at + begin - shard.begin, bytes, model.stream);
+        if (q == weights.shard_index && from) copy_on_device(to, from + at, bytes, model.stream);
+        if (q == weights.shard_index && !from)
+            ops::widen_moment(to, moment(slot).from(at), which(slot), round_up(end - begin, FLAT_ALIGN), model.stream);
         if (q > 0) last = gradients.comm.broadcast(to, bytes, q, model.stream);
     }
     gradients.comm.wait(last, model.stream);
@@ -203,11 +209,11 @@ static void copy_widened(float* values, const floatX* from, int64_t count, Strea
 template <class floatX>
 void Optimizer<floatX>::get_shard(float* values, Slot slot, Param p, int l) {
     const int64_t size = model.layout.size(p);
-    const float* from = buffer(slot).data;
+    const float* from = floats(slot);
     if constexpr (std::is_same_v<floatX, float>)
         if (slot == WEIGHTS) from = weights.shard.data;
-    if (from) {
-        from = gather_state(from, p, l);
+    if (from || slot != WEIGHTS) {
+        from = gather_state(slot, from, p, l);
         if (!values) return;
         copy_to_host(values, from, size * int64_t(sizeof(float)), model.stream);
         return wait_for_stream(model.stream);
@@ -230,21 +236,21 @@ template <class floatX>
 void Optimizer<floatX>::update(int b, int64_t begin, int64_t end, float lr, int step) {
     const BucketShard own = weights.own_shard(b);
     const int64_t from = begin - own.begin, at = own.at + from;
-    ops::adamw(weights.local_shard(b) + from, master.data ? master.data + at : nullptr, m.data + at, v.data + at,
+    ops::adamw(weights.local_shard(b) + from, master.data ? master.data + at : nullptr, m.from(at), v.from(at),
                gradients.reduced_grads(b, begin), factor(), begin, end - begin, model.layout.decay_pattern(),
                config.adamw, lr, step, model.stream);
 }
 
 // The momentum of a layer's matrices, in the memory of their gradients. This rank computes it for its shard.
 template <class floatX>
-float* Optimizer<floatX>::momentum(int b) {
+float* Optimizer<floatX>::momentum(int b, int step) {
     const Bucket bucket = model.layout.bucket(b);
     const BucketShard own = weights.own_shard(b);
     float* const whole = model.grads.bucket(b);
     const int64_t count = std::clamp<int64_t>(bucket.decayed_end - own.begin, 0, own.count);
-    ops::muon_momentum(whole + own.begin - bucket.begin, m.data + own.at, v.data + own.at,
-                       gradients.reduced_grads(b, own.begin), factor(), count, Muon<floatX>::MOMENTUM, config.adamw,
-                       model.stream);
+    ops::muon_momentum(whole + own.begin - bucket.begin, m.from(own.at), v.from(own.at),
+                       gradients.reduced_grads(b, own.begin), factor(), own.begin, count, Muon<floatX>::MOMENTUM,
+                       config.adamw, step, model.stream);
     if (weights.shards > 1) {
         Comm& comm = gradients.comm;
         comm.wait(comm.all_gather(whole, bucket.size() * int64_t(sizeof(float)), model.stream), model.stream);
@@ -254,9 +260,9 @@ float* Optimizer<floatX>::momentum(int b) {
 
 // Makes the momentum of buckets b to end - 1 orthogonal.
 template <class floatX>
-Comm::Ticket Optimizer<floatX>::begin_muon(int b, int end) {
+Comm::Ticket Optimizer<floatX>::begin_muon(int b, int end, int step) {
     std::vector<float*> buckets;
-    for (int bucket = b; bucket < end; bucket++) buckets.push_back(momentum(bucket));
+    for (int bucket = b; bucket < end; bucket++) buckets.push_back(momentum(bucket, step));
     return muon->orthogonalize(buckets, b - 1, model.stream);
 }
 
@@ -296,10 +302,10 @@ void Optimizer<floatX>::step(float lr, int step) {
     }
     if (!muon) return;
     const auto end_of = [&](int b) { return std::min(b + muon->stacks.layers_at_once, buckets); };
-    Comm::Ticket ticket = begin_muon(1, end_of(1)), next = 0;
+    Comm::Ticket ticket = begin_muon(1, end_of(1), step), next = 0;
     for (int b = 1; b < buckets; ticket = next) {
         const int end = end_of(b);
-        if (end < buckets) next = begin_muon(end, end_of(end));  // while other ranks' matrices arrive
+        if (end < buckets) next = begin_muon(end, end_of(end), step);  // while other ranks' matrices arrive
         gradients.comm.wait(ticket, model.stream);
         for (; b < end; b++) {
             finish_muon(b, lr, step);

@@ -20,8 +20,27 @@ struct OptimizerConfig {
     bool skip_nan = false;  // a step that is not finite does not keep the later ones from changing the weights
 };
 
-// Names, in checkpoints, of the fp32 tensors that AdamW keeps for each weight; the slots after WEIGHTS.
+// Names, in checkpoints, of the tensors that AdamW keeps for each weight; the slots after WEIGHTS.
 inline const std::vector<std::string> STATE_NAMES = {"m", "v"};
+
+// Memory of a moment: of `count` elements, a multiple of FLAT_ALIGN. Zeros at first.
+struct MomentBuffer {
+    MomentDtype dtype;
+    int64_t count;
+    DeviceBuffer<uint8_t> memory;  // elements, then the exponents of blocks
+
+    MomentBuffer(int64_t count, MomentDtype dtype)
+        : dtype(dtype), count(count), memory(bytes(count, dtype), "the optimizer's moments (--moments, --zero)") {}
+    static int64_t bytes(int64_t count, MomentDtype dtype) {
+        constexpr int64_t of_block[] = {4 * FLAT_ALIGN, 2 * FLAT_ALIGN, FLAT_ALIGN + 1};
+        return count / FLAT_ALIGN * of_block[int(dtype)];
+    }
+    // The elements from i on.
+    Moment from(int64_t i) const {
+        const bool has_exponents = dtype == MomentDtype::block8;
+        return Moment(memory.data, has_exponents ? memory.data + count : nullptr, dtype).from(i);
+    }
+};
 
 const Groups& single_rank_groups();
 
@@ -80,7 +99,7 @@ struct Optimizer {
     GradReducer gradients;
     ParamGather<floatX> weights;  // the model waits for it before it reads weights
     DeviceBuffer<float> master;   // (layout.total / shards); empty if there are no separate master weights
-    DeviceBuffer<float> m, v;     // (layout.total / shards): means of the gradients and of their squares
+    MomentBuffer m, v;            // (layout.total / shards): means of the gradients and of their squares
     DeviceBuffer<float> stats = {2, "gradient norm"};  // norm, factor
     std::optional<Muon<floatX>> muon;                  // rule of the layers' matrices, with options.muon
 
@@ -95,7 +114,8 @@ struct Optimizer {
     void weights_loaded();
     // Copies a tensor to host floats in full_layout; WEIGHTS without master weights reads the model's, converted to
     // fp32. If reads_together, all ranks must call it, between steps, and only the rank of shard 0, which is rank 0,
-    // gets the whole tensor; values may be null on the others. It overwrites the memory of the gradients.
+    // gets the whole tensor; values may be null on the others. It overwrites the memory of the gradients, as both
+    // functions do with moments that are not fp32.
     void get_state(float* values, Slot slot, Param p, int l);
     bool reads_together() const { return weights.shards > 1 || model.layout.shard.count > 1; }
 
@@ -116,13 +136,19 @@ struct Optimizer {
 
   private:
     void update(int b, int64_t begin, int64_t end, float lr, int step);
-    float* momentum(int b);
-    Comm::Ticket begin_muon(int b, int end);
+    float* momentum(int b, int step);
+    Comm::Ticket begin_muon(int b, int end, int step);
     void finish_muon(int b, float lr, int step);
-    const float* gather_state(const float* from, Param p, int l);
+    const float* gather_state(Slot slot, const float* from, Param p, int l);
     void get_shard(float* values, Slot slot, Param p, int l);
     DeviceBuffer<float> chunk;  // piece of a tensor that a tensor-parallel rank sends to the others
-    DeviceBuffer<float>& buffer(Slot slot) { return slot == WEIGHTS ? master : slot == 1 ? m : v; }
+    const MomentBuffer& moment(Slot slot) const { return slot == 1 ? m : v; }
+    static WhichMoment which(Slot slot) { return slot == 1 ? WhichMoment::first : WhichMoment::second; }
+    // The fp32 buffer of a slot, or null.
+    float* floats(Slot slot) const {
+        if (slot == WEIGHTS) return master.data;
+        return m.dtype == MomentDtype::fp32 ? static_cast<float*>(moment(slot).from(0).data) : nullptr;
+    }
 };
 
 // Called by all ranks: each computes a part of GPT-2's initialization (init_param in params.h), in the memory of the

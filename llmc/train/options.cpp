@@ -86,10 +86,12 @@ struct Parser {
 
 // ---- values
 
-// Returns the words of a unit: "none" of "FILE|DIR|none".
+// Returns the words of a unit: "none" of "FILE|DIR|none". A number alone is none.
 static std::vector<std::string> words_of(const std::string& unit) {
     std::vector<std::string> words = CLI::detail::split(unit, '|');
-    std::erase_if(words, [](const std::string& word) { return word.empty() || !islower(word[0]); });
+    std::erase_if(words, [](const std::string& word) {
+        return word.empty() || isupper(word[0]) || std::ranges::none_of(word, [](char c) { return islower(c); });
+    });
     return words;
 }
 

@@ -62,6 +62,7 @@ struct Options {
 
     // optimizer and schedule
     UpdateRule optimizer = UpdateRule::adamw;
+    MomentDtype moments = MomentDtype::fp32;
     int64_t steps = 0;       // 0: one epoch, which resolve_steps sets
     int64_t stop_after = 0;  // 0: off
     double lr = 6e-4, final_lr_fraction = 0.1;

@@ -102,6 +102,7 @@ MemoryOptions memory_options_of(const Options& o, int data_parallel, int tensor_
     return {.recompute = o.recompute,
             .logit_chunks = o.logit_chunks,
             .master_weights = o.master_weights,
+            .moments = o.moments,
             .virtual_ranks = std::max(o.deterministic_ranks, data_parallel),
             .shards = o.zero ? data_parallel : 1,
             .shard_gradients = o.zero >= 2,
@@ -361,12 +362,16 @@ static std::string describe_device(const DeviceInfo& device, Dtype dtype) {
 }
 
 static std::string describe_precision(const Options& o, Dtype dtype) {
-    if (dtype == Dtype::fp32) return "fp32";
+    if (dtype == Dtype::fp32)
+        return o.moments == MomentDtype::fp32 ? "fp32" : format("fp32, %s moments", MOMENT_WORDS[int(o.moments)]);
     const char* simulated = device_memory_is_host() ? ", simulated (slower than bf16)" : "";
     const std::string fp8 =
         o.precision == Precision::fp8 ? format("fp8 in the layers' matmuls%s; else ", simulated) : "";
-    if (!o.master_weights) return fp8 + "bf16 by stochastic rounding, no master weights; fp32 gradients and moments";
-    return fp8 + "bf16, with fp32 master weights, gradients and moments" +
+    const std::string moments = o.moments == MomentDtype::fp32
+                                    ? "gradients and moments"
+                                    : format("gradients, %s moments", MOMENT_WORDS[int(o.moments)]);
+    if (!o.master_weights) return fp8 + "bf16 by stochastic rounding, no master weights; fp32 " + moments;
+    return fp8 + "bf16, with fp32 master weights, " + moments +
            (device_bf16_is_faster() ? "" : "; --precision fp32 is faster on this device");
 }
 
@@ -443,6 +448,6 @@ int64_t saved_copy_bytes(const Options& o, const GPT2Config& config, int64_t ste
     return ends_before ? 0 : ParamLayout(config).total * int64_t((1 + STATE_NAMES.size()) * sizeof(float));
 }
 
-CheckpointFormat checkpoint_format(const Options& o) { return {o.export_dtype == Dtype::bf16, STATE_NAMES}; }
+CheckpointFormat checkpoint_format(const Options& o) { return {o.export_dtype == Dtype::bf16, STATE_NAMES, o.moments}; }
 
 bool keeps_best(const Options& o) { return o.keep_best || o.patience > 0; }

@@ -93,6 +93,10 @@ void Trainer<floatX>::load_state() {
     };
     if (!start.resume.empty()) {
         state = load_checkpoint(start.resume, optimizer.full_layout, STATE_NAMES, write);
+        if (const MomentDtype stored = read_moment_dtype(start.resume); stored != run.options.moments)
+            log.warn(format("the checkpoint's moments are %s; they are %s %s (--moments)", MOMENT_WORDS[int(stored)],
+                            run.options.moments == MomentDtype::fp32 ? "widened to" : "rounded to",
+                            MOMENT_WORDS[int(run.options.moments)]));
         outliers.restore(state.health, start.resume + "/trainer.json");
     } else if (!start.weights.empty()) {
         const GPT2Config& source = start.hf_config.model;

@@ -16,6 +16,8 @@ FORMS = {
     "bf16": "--precision bf16",
     "fp8": "--precision fp8",
     "no_masters": "--precision bf16 --master-weights off",  # rounds stochastically
+    "8bit": "--precision bf16 --moments 8bit",
+    "bf16_moments": "--precision fp32 --moments bf16 --optimizer muon",
 }
 RUN = "--steps 20 --val-every 4 --sample-every 5 --sample-tokens 8 --checkpoint-every 7 --keep 0"
 ENDLESS = "--precision fp32 --schedule constant --steps 10000000 --val-every 0 --checkpoint-every"
@@ -174,6 +176,18 @@ def test_a_run_goes_on_with_the_other_optimizer_and_says_so(tmp_path, data):
         assert f'changed since the checkpoint: --optimizer "{optimizer}" (was "{before}")' in part.err
     losses = out.by_step("step", "loss")
     assert sorted(losses) == list(range(12)) and max(losses[step] for step in range(8, 12)) < losses[3]
+
+
+def test_a_run_goes_on_with_moments_of_any_kind_and_says_what_is_rounded(tmp_path, data):
+    options = "--precision fp32 --steps 15 --warmup 0 --lr 1e-3 --schedule constant --checkpoint-every 3"
+    out = train(options, "--stop-after 3", out=tmp_path / "run", data=data)
+    for kind, note in [("8bit", "moments are fp32; they are rounded to 8bit"),
+                       ("bf16", "moments are 8bit; they are rounded to bf16"),
+                       ("fp32", "moments are bf16; they are widened to fp32"), ("8bit", "rounded to 8bit")]:
+        part = run(train_command("--resume", options, "--stop-after 3 --moments", kind, out=out, data=data))
+        assert note in part.err
+    whole = train(options, out=tmp_path / "whole", data=data)
+    assert close(out.losses()[14], whole.losses()[14], 0.02)
 
 
 def test_a_checkpoint_before_the_cooldown_resumes_into_a_longer_run_with_its_bits(tmp_path, data):

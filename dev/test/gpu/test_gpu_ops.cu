@@ -1,11 +1,12 @@
-// test_gpu_ops.cu: the shared cases of GELU, of add_residual, of gradients and their norm, of AdamW and of Muon
-// (cases_gelu.h, cases_residual.h, cases_norm.h, cases_adamw.h, cases_muon.h) on the kernels of llmc/cuda; and rounding
-// to bf16 on the device. The same source runs on a GPU and in the emulator.
+// test_gpu_ops.cu: the shared cases of GELU, of add_residual, of gradients and their norm, of AdamW, its moments
+// and Muon (cases_gelu.h, cases_residual.h, cases_norm.h, cases_adamw.h, cases_moments.h, cases_muon.h) on the kernels
+// of llmc/cuda; and rounding to bf16 on the device. The same source runs on a GPU and in the emulator.
 #include <cstring>
 
 #include "gpu/gpu_backend.h"
 #include "support/cases_adamw.h"
 #include "support/cases_gelu.h"
+#include "support/cases_moments.h"
 #include "support/cases_muon.h"
 #include "support/cases_norm.h"
 #include "support/cases_residual.h"
@@ -117,11 +118,28 @@ TEST_CASE("AdamW without master weights agrees with the definition, and impossib
     adamw_cases::no_elements_and_impossible_steps();
 }
 
+TEST_CASE("a step with moments in bf16 or in codes agrees with the definition, however the range is cut") {
+    for (const int64_t count : {64, 1088, 5056}) {
+        moment_cases::one_step<float>(gpu_backend, count, adamw_cases::Master::weight_itself, 320);
+        moment_cases::one_step<bf16>(gpu_backend, count, adamw_cases::Master::apart, 64);
+        moment_cases::one_step<bf16>(gpu_backend, count, adamw_cases::Master::weight_itself, 128);
+    }
+}
+
+TEST_CASE("moments stay near the exact ones, zeros stay zero, and no block makes an update explode") {
+    moment_cases::thousand_steps<float>(gpu_backend, 200);
+}
+
+TEST_CASE("moments that were widened are stored as they were, at every magnitude") {
+    moment_cases::stored_again<moment_cases::first>(gpu_backend, 50 * FLAT_ALIGN);
+    moment_cases::stored_again<moment_cases::second>(gpu_backend, 50 * FLAT_ALIGN);
+}
+
 // ---- Muon
 
 TEST_CASE("Muon's momentum is Nesterov's, also in place, and a factor that is not finite changes only its output") {
-    for (const int64_t count : {0, 1, 255, 5001}) muon_cases::momentum(gpu_backend, count, 0.5f);
-    for (const float factor : {NAN, INFINITY}) muon_cases::momentum(gpu_backend, 261, factor);
+    for (const int64_t count : {0, 64, 1088, 5056}) muon_cases::momentum(gpu_backend, count, 0.5f);
+    for (const float factor : {NAN, INFINITY}) muon_cases::momentum(gpu_backend, 320, factor);
 }
 
 TEST_CASE_TEMPLATE("Muon's other operations agree with their formulas, and write nothing else", floatX, float, bf16) {

@@ -21,7 +21,7 @@ def test_zero_3_has_the_bits_and_texts_of_zero_2(n, options, data, tmp_path):
 
 
 # With one micro-step for each virtual rank there is only one order of sums.
-@pytest.mark.parametrize("rule", ["adamw", "muon"])
+@pytest.mark.parametrize("rule", ["adamw", "muon", "adamw --moments 8bit", "muon --moments bf16"])
 def test_each_stage_continues_with_the_bits_of_the_others(rule, data, tmp_path):
     options = f"{OPTIONS} --precision bf16 --global-batch 128 --steps 5 --checkpoint-every 1 --optimizer {rule}"
     whole = train(options, out=tmp_path / "whole", data=data)

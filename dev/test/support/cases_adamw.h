@@ -188,21 +188,22 @@ void stochastic_rounding(const Backend& backend, int64_t count, std::initializer
     }
 }
 
+inline Tensor<float> squares_of_random(int64_t count, uint64_t seed) {
+    auto x = random_tensor<float>(count, seed);
+    for (int64_t i = 0; i < count; i++) x[i] *= x[i];
+    return x;
+}
+
 // Backend and definition start from the same values, so before rounding their weights differ by about 2^-22 of the
 // weight. Neighbours in bf16 are 2^-8 apart. So stochastic rounding may go the other way for one element in 2^14.
 template <class Backend>
 void one_step_without_masters(const Backend& backend, int64_t count, DecayPattern decay, int64_t begin,
                               int64_t most_different) {
     const auto grad = gradient(count, 1), factor = filled<float>(1, 0.5f);
-    const auto squares = [&](uint64_t seed) {
-        auto x = random_tensor<float>(count, seed);
-        for (int64_t i = 0; i < count; i++) x[i] *= x[i];
-        return x;
-    };
     const auto step_of = [&](const auto& where, Op<bf16> op) {
         State<bf16> s(count, Master::weight_itself);
-        s.m = squares(5);
-        s.v = squares(6);
+        s.m = squares_of_random(count, 5);
+        s.v = squares_of_random(count, 6);
         where.call(op, s.weight, nullptr, s.m, s.v, grad, factor, begin, count, decay, AdamWConfig{}, LR, 3);
         return s;
     };

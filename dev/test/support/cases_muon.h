@@ -18,6 +18,7 @@ void momentum(const Backend& backend, int64_t count, float value) {
     INFO(count, " elements, factor ", value);
     constexpr float mu = 0.9f;
     const AdamWConfig config = {.beta1 = 0.7f, .beta2 = 0.96f};
+    const int64_t begin = 0;
     const auto m = random_tensor<float>(count + TAIL, 1), v = random_tensor<float>(count + TAIL, 2, 0.1f, 3.0f);
     const auto factor = filled<float>(1, value);
     auto grad = random_tensor<float>(count + TAIL, 3);
@@ -42,7 +43,7 @@ void momentum(const Backend& backend, int64_t count, float value) {
         backend.compare(outputs(want, want_m, want_v), [&] {
             auto got = copy_of(before), got_m = copy_of(m), got_v = copy_of(v);
             const auto& from = in_place ? got : grad;
-            backend.call(ops::muon_momentum, got, got_m, got_v, from, factor, count, mu, config);
+            backend.call(ops::muon_momentum, got, got_m, got_v, from, factor, begin, count, mu, config, 1);
             return outputs(got, got_m, got_v);
         });
     }

@@ -5,8 +5,8 @@
 static const CpuBackend cpu_backend;
 
 TEST_CASE("Muon's momentum is Nesterov's, also in place, and a factor that is not finite changes only its output") {
-    for (const int64_t count : {0, 1, 255, 5001}) muon_cases::momentum(cpu_backend, count, 0.5f);
-    for (const float factor : {NAN, INFINITY}) muon_cases::momentum(cpu_backend, 261, factor);
+    for (const int64_t count : {0, 64, 1088, 5056}) muon_cases::momentum(cpu_backend, count, 0.5f);
+    for (const float factor : {NAN, INFINITY}) muon_cases::momentum(cpu_backend, 320, factor);
 }
 
 TEST_CASE_TEMPLATE("the steps of Newton-Schulz between the matmuls agree with their formulas", floatX, float, bf16) {
