@@ -323,8 +323,9 @@ static void test_resume(const Reference& r) {
     for (int step = 1; step <= before; step++) resumed.push_back(first.train_step(step));
     const ParamLayout& layout = first.model.layout;
     second.set_params([&](Param p, int l) { return first.param(p, l); });
-    copy_on_device(second.optimizer.m.data, first.optimizer.m.data, first.optimizer.m.bytes(), nullptr);
-    copy_on_device(second.optimizer.v.data, first.optimizer.v.data, first.optimizer.v.bytes(), nullptr);
+    for (const auto& [to, from] :
+         {std::pair(&second.optimizer.m, &first.optimizer.m), {&second.optimizer.v, &first.optimizer.v}})
+        copy_on_device(to->memory.data, from->memory.data, to->memory.bytes(), nullptr);
     wait_for_device();
     for (int step = before + 1; step <= steps; step++) resumed.push_back(second.train_step(step));
     bool same = losses == resumed;
