@@ -39,6 +39,7 @@ static const Saving savings[] = {
     {"--recompute", "gelu", [](MemoryOptions& o, int) { return raise_to(o.recompute, Recompute::gelu); }},
     {"--recompute", "layer", [](MemoryOptions& o, int) { return raise_to(o.recompute, Recompute::layer); }},
     {"--zero", "3", share_all},
+    {"--moments", "8bit", [](MemoryOptions& o, int) { return raise_to(o.moments, MomentDtype::block8); }},
     {"--master-weights", "off", [](MemoryOptions& o, int) { return std::exchange(o.master_weights, false); }},
 };
 

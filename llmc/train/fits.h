@@ -17,8 +17,8 @@ struct SavingSet {
 
 // Returns the cheapest set with which bytes(options) are at most `available`, or else the cheapest of those that need
 // the least. The options are, the cheapest first: --logit-chunks, --recompute gelu and layer and --zero 3, which take
-// time or send more, and --master-weights off, which rounds more. A set is dearer than every set of options that are
-// all cheaper than its dearest one.
+// time or send more, and --moments 8bit and --master-weights off, which round more. A set is dearer than every set of
+// options that are all cheaper than its dearest one.
 SavingSet cheapest_savings(const MemoryOptions& options, int world_size,
                            const std::function<int64_t(const MemoryOptions&)>& bytes, int64_t available);
 

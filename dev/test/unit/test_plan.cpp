@@ -62,7 +62,9 @@ TEST_CASE("a step is measured with fewer sequences, with one and two layers, or 
 
 // ---- memory
 
-static const MemoryOptions none = {}, layer = {Recompute::layer}, bare = {Recompute::layer, 0, false};
+static const MemoryOptions none = {}, layer = {Recompute::layer};
+static const MemoryOptions bare = {
+    .recompute = Recompute::layer, .master_weights = false, .moments = MomentDtype::block8};
 static const int64_t plenty = int64_t(1) << 40;
 
 static std::vector<MemoryItem> memory(Dtype dtype, int B, const MemoryOptions& options, int world_size = 1) {
@@ -118,7 +120,7 @@ TEST_CASE("a plan that does not fit names the options that would make it fit, an
     MemoryOptions zero3 = layer;
     zero3.shards = 2, zero3.shard_gradients = zero3.shard_weights = true;
     MemoryOptions bare_zero3 = zero3;
-    bare_zero3.master_weights = false;
+    bare_zero3.master_weights = false, bare_zero3.moments = bare.moments;
     struct {
         int B, ranks;
         MemoryOptions options;
@@ -127,11 +129,12 @@ TEST_CASE("a plan that does not fit names the options that would make it fit, an
     } const rows[] = {
         {4, 1, none, bytes(4, none), ""},
         {4, 1, none, bytes(4, none) - 1, "try --micro-batch auto"},
-        {4, 1, none, bytes(1, bare), "try --micro-batch auto --recompute layer --master-weights off"},
-        {1, 1, layer, bytes(1, bare) - 1, " are needed with --master-weights off; try a smaller model, or --zero 3 on"},
+        {4, 1, none, bytes(1, bare), "try --micro-batch auto --recompute layer --moments 8bit --master-weights off"},
+        {1, 1, layer, bytes(1, bare) - 1,
+         " are needed with --moments 8bit --master-weights off; try a smaller model, or --zero 3 on"},
         {1, 1, none, bytes(1, layer), "try --recompute layer"},
         {1, 2, layer, bytes(1, zero3, 2), "try --zero 3"},
-        {1, 2, bare, 1000, " are needed with --zero 3; try a smaller model, or --zero 3 on more machines"},
+        {1, 2, bare, 1000, " are needed; try a smaller model, or --zero 3 on more machines"},
         {1, 2, bare_zero3, 1000,
          " are needed; try a smaller model, or more machines"},  // they share a machine's memory
     };
@@ -149,8 +152,8 @@ TEST_CASE("the cheapest set that fits has no option that it does not need") {
     const auto text = [&](int64_t available) { return cheapest_savings(none, 1, bytes, available).text; };
     CHECK(text(plenty) == "");
     CHECK(text(bytes({.recompute = Recompute::gelu})) == " --recompute gelu");
-    CHECK(text(bytes({.master_weights = false})) == " --master-weights off");
-    CHECK(text(0) == " --recompute layer --master-weights off");
+    CHECK(text(bytes({.moments = MomentDtype::block8})) == " --moments 8bit");
+    CHECK(text(0) == " --recompute layer --moments 8bit --master-weights off");
 }
 
 TEST_CASE("--memory is a number and a unit") {
