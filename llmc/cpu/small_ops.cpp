@@ -86,23 +86,34 @@ void cpu::store_moment(Moment moment, const float* values, WhichMoment which, in
 
 // ---- Muon
 
+static void momentum_block(float* out, float* m, float* v, const float* grad, float factor, float mu, float beta2) {
+#pragma omp simd
+    for (int64_t i = 0; i < FLAT_ALIGN; i++) {
+        const float g = grad[i] * factor;
+        m[i] = mu * m[i] + (1.0f - mu) * g;
+        v[i] = beta2 * v[i] + (1.0f - beta2) * g * g;
+        out[i] = mu * m[i] + (1.0f - mu) * g;
+    }
+}
+
 void cpu::muon_momentum(float* out, Moment moment1, Moment moment2, const float* grad, const float* factor,
                         int64_t begin, int64_t count, float mu, AdamWConfig config, int step, Stream) {
     check_range(begin, count, step);
     const float f = *factor;
     if (!std::isfinite(f)) return void(std::fill_n(out, count, 0.0f));
+    const bool in_place = moment1.dtype == MomentDtype::fp32;
     const Philox random{config.seed, MOMENT_STREAMS + uint64_t(step)};
 #pragma omp parallel for schedule(static)
     for (int64_t block = 0; block < count; block += FLAT_ALIGN) {
+        if (in_place) {
+            momentum_block(out + block, static_cast<float*>(moment1.data) + block,
+                           static_cast<float*>(moment2.data) + block, grad + block, f, mu, config.beta2);
+            continue;
+        }
         float m[FLAT_ALIGN], v[FLAT_ALIGN];
         read_block<WhichMoment::first>(m, moment1, block);
         read_block<WhichMoment::second>(v, moment2, block);
-        for (int64_t i = 0; i < FLAT_ALIGN; i++) {
-            const float g = grad[block + i] * f;
-            m[i] = mu * m[i] + (1.0f - mu) * g;
-            v[i] = config.beta2 * v[i] + (1.0f - config.beta2) * g * g;
-            out[block + i] = mu * m[i] + (1.0f - mu) * g;
-        }
+        momentum_block(out + block, m, v, grad + block, f, mu, config.beta2);
         const MomentBits bits(random, begin + block);
         write_block<WhichMoment::first>(moment1, block, m, &bits);
         write_block<WhichMoment::second>(moment2, block, v, &bits);
