@@ -312,8 +312,8 @@ static inline void adamw_run(floatX* weight, float* master, const Moment& m, con
         for (int64_t i = begin; i < count && i < begin + part; i += FLAT_ALIGN) {
             for (int64_t j = i; STOCHASTIC && (i - begin) % at_once == 0 && j < i + at_once; j += drawn)
                 random_bits16(bits + (j - i), s.seed, ROUNDING_STREAMS + s.step, uint64_t(index + j) / 8);
-            adamw_block<STOCHASTIC, MOMENTS>(weight + i, master + i, m.from(i), v.from(i), grad + i, decay,
-                                             bits + (i - begin) % at_once, words[(i - begin) / FLAT_ALIGN], s);
+            adamw_block<STOCHASTIC, MOMENTS>(weight + i, master ? master + i : nullptr, m.from(i), v.from(i), grad + i,
+                                             decay, bits + (i - begin) % at_once, words[(i - begin) / FLAT_ALIGN], s);
         }
     }
 }

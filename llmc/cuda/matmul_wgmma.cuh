@@ -215,6 +215,7 @@ struct WgmmaGroup {
             // next one of a barrier would return at once.
             if (turn > 0) mbarrier_wait(t.turns + group, unsigned(turn - 1) / Tiles::GROUPS & 1);
             multiply(sums, unsigned(turn * t.k_tiles));
+            __syncwarp();  // with one tile of operands, lanes of the warp may still wait for the turn
             if (threadIdx.x % 32 == 0) mbarrier_arrive(t.turns + (group ^ 1));
             wgmma_wait<0>();
             release(unsigned((turn + 1) * t.k_tiles - 1));

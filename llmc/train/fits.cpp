@@ -8,7 +8,6 @@
 #include "base/common.h"
 #include "base/device.h"
 #include "model/mfu.h"
-#include "train/plan.h"
 
 namespace {
 // An option that saves memory. add sets it, and returns false where the run has it already, or more of it.
@@ -72,23 +71,6 @@ double relative_speed(const GPT2Config& config, int T, Recompute recompute) {
     if (recompute != Recompute::layer) return 1.0;
     const double C = config.C, again = (config.L - 1) * (16.0 * C * C + 2.0 * C * T), once = flops_per_token(config, T);
     return once / (once + again);
-}
-
-std::string advise_memory(Dtype dtype, const GPT2Config& config, const BatchPlan& batch, const MemoryOptions& options,
-                          int64_t available, const std::string& command) {
-    const auto bytes = [&](int B, const MemoryOptions& o) {
-        return device_bytes(training_memory(dtype, config, {B, batch.T, batch.world_size, 1, 0}, o));
-    };
-    if (bytes(batch.B, options) <= available) return "";
-    const SavingSet set = cheapest_savings(
-        options, batch.world_size, [&](const MemoryOptions& o) { return bytes(1, o); }, available);
-    const std::string added = (batch.B > 1 ? " --micro-batch auto" : "") + set.text;
-    if (set.bytes <= available) return "try" + (command.empty() ? "" : " " + command) + added;
-    // CPU ranks share the memory of their machine, so more of them on it do not help.
-    const std::string more = device_memory_is_host() ? "more machines" : "more ranks";
-    return format("%s are needed%s%s; try a smaller model, or %s%s", human_bytes(set.bytes).c_str(),
-                  added.empty() ? "" : " with", added.c_str(), options.shard_weights ? "" : "--zero 3 on ",
-                  more.c_str());
 }
 
 int64_t parse_memory(const std::string& text) {

@@ -1,12 +1,10 @@
 // fits.h: finds the cheapest set of options with which training fits into memory: for `plan --fits`, and for the advice
-// where a run does not fit.
+// where a run does not fit (plan.h).
 #pragma once
 #include <functional>
 #include <string>
 
 #include "model/memory.h"
-
-struct BatchPlan;
 
 // Options that a run takes beside those that it has.
 struct SavingSet {
@@ -24,11 +22,6 @@ SavingSet cheapest_savings(const MemoryOptions& options, int world_size,
 
 // Returns the tokens/s of a run, relative to one that recomputes nothing, by the FLOPs of both.
 double relative_speed(const GPT2Config& config, int T, Recompute recompute);
-
-// Returns the options that would make training fit into `available` bytes of the device, at the end of `command`: "try
-// COMMAND --recompute layer". It has none that `options` have already. Returns "" if training fits already.
-std::string advise_memory(Dtype dtype, const GPT2Config& config, const BatchPlan& batch, const MemoryOptions& options,
-                          int64_t available, const std::string& command = "");
 
 // Reads the bytes of --memory: "16GiB", "512 MB".
 int64_t parse_memory(const std::string& text);

@@ -137,6 +137,23 @@ int64_t device_bytes(const std::vector<MemoryItem>& items, bool own_memory) {
     return total;
 }
 
+std::string advise_memory(Dtype dtype, const GPT2Config& config, const BatchPlan& batch, const MemoryOptions& options,
+                          int64_t available, const std::string& command) {
+    const auto bytes = [&](int B, const MemoryOptions& o) {
+        return device_bytes(training_memory(dtype, config, {B, batch.T, batch.world_size, 1, 0}, o));
+    };
+    if (bytes(batch.B, options) <= available) return "";
+    const SavingSet set = cheapest_savings(
+        options, batch.world_size, [&](const MemoryOptions& o) { return bytes(1, o); }, available);
+    const std::string added = (batch.B > 1 ? " --micro-batch auto" : "") + set.text;
+    if (set.bytes <= available) return "try" + (command.empty() ? "" : " " + command) + added;
+    // CPU ranks share the memory of their machine, so more of them on it do not help.
+    const std::string more = device_memory_is_host() ? "more machines" : "more ranks";
+    return format("%s are needed%s%s; try a smaller model, or %s%s", human_bytes(set.bytes).c_str(),
+                  added.empty() ? "" : " with", added.c_str(), options.shard_weights ? "" : "--zero 3 on ",
+                  more.c_str());
+}
+
 int largest_micro_batch(Dtype dtype, const GPT2Config& config, int seq_len, int64_t global_batch, int world_size,
                         MemoryOptions options, int64_t available, bool own_memory) {
     const int shares = std::max(world_size, options.virtual_ranks);  // ranks that share a step, in whole micro-batches

@@ -50,6 +50,11 @@ std::vector<MemoryItem> training_memory(Dtype dtype, const GPT2Config& config, c
 // Adds up the items that must be in the device's memory; all items, if the device's memory is the host's.
 int64_t device_bytes(const std::vector<MemoryItem>& items, bool own_memory = !device_memory_is_host());
 
+// Returns the options that would make training fit into `available` bytes of the device, at the end of `command`: "try
+// COMMAND --recompute layer". It has none that `options` have already. Returns "" if training fits already.
+std::string advise_memory(Dtype dtype, const GPT2Config& config, const BatchPlan& batch, const MemoryOptions& options,
+                          int64_t available, const std::string& command = "");
+
 // Returns the largest micro-batch that divides the global batch (any size if that is 0) and needs at most `available`
 // bytes of the device. Refuses if not even one sequence fits. On the CPU the micro-batch is also limited to
 // the size beyond which training is not faster, and a tenth of the memory is left to other programs.
