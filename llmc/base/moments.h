@@ -64,6 +64,6 @@ HOST_DEVICE INLINE uint8_t moment_code(float x, uint8_t exponent, uint32_t rando
     return uint8_t(code | (has_sign ? bits >> 24 & 0x80 : 0));
 }
 
-// What rounds to nearest.
+// With this in place of random bits moment_code rounds to nearest.
 template <class Format>
 constexpr uint32_t TO_NEAREST = 1u << (Format::shift - 1);

@@ -37,7 +37,7 @@ struct Safetensors {
     const TensorInfo* find(const std::string& name) const;  // null if there is no such tensor
     // Elements [first, first + count) as float; F32, BF16 and F16 are exact. Other dtypes are refused.
     void read(float* out, const TensorInfo& tensor, int64_t first, int64_t count) const;
-    void read_bytes(uint8_t* out, const TensorInfo& tensor) const;  // of a tensor of U8
+    void read_bytes(uint8_t* out, const TensorInfo& tensor) const;  // the tensor is U8
     void read(float* out, const TensorInfo& tensor) const { read(out, tensor, 0, tensor.elements()); }
 };
 

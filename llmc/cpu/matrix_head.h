@@ -18,9 +18,9 @@ namespace cpu::VARIANT {
 namespace {
 
 constexpr int STRIP = KC;                       // micro-panels
-constexpr int MOST_PARTS = 4, LEAST_PART = 64;  // of the vocabulary, for threads to share; in micro-panels
+constexpr int MOST_PARTS = 4, LEAST_PART = 64;  // parts of the vocabulary for threads to share, in micro-panels
 constexpr int MOST_ROWS = 8;                    // micro-panels, whose strip fits into TASK_SUMS
-constexpr int TASK_BYTES = 640 << 10;           // of the second-level cache, for the operands and sums of a task
+constexpr int TASK_BYTES = 640 << 10;           // share of the second-level cache for a task
 
 int part_panels(int v_panels) { return round_up(std::max(ceil_div(v_panels, MOST_PARTS), LEAST_PART), STRIP); }
 int parts_of(int v_panels) { return ceil_div(v_panels, part_panels(v_panels)); }
@@ -48,9 +48,9 @@ struct HeadMemory {
     }
 };
 
-// What a task of forward keeps of a strip, in its thread's scratch memory (TASK_SUMS).
+// A task of forward keeps this of a strip, in its thread's scratch memory (TASK_SUMS).
 struct Strip {
-    float *sums, *lanes;  // of the logits; of the exponentials, (rows, 16)
+    float *sums, *lanes;  // the logits' sums; the exponentials' (rows, 16)
     bf16* e;              // packed as A
 
     explicit Strip(void* scratch) {
@@ -147,7 +147,7 @@ void head_task(const HeadMemory& memory, float* products, const Strip& strip, co
 
 // Micro-panels of rows of a task of forward. Each thread has several tasks, of equal size if possible.
 int head_rows(int n_panels, int c_panels, int parts) {
-    const int bytes = (c_panels + STRIP) * (2 * TILE_PAIR + 4 * BLOCK);  // of one micro-panel
+    const int bytes = (c_panels + STRIP) * (2 * TILE_PAIR + 4 * BLOCK);  // bytes of one micro-panel
     const int most = std::clamp(TASK_BYTES / bytes, 1, MOST_ROWS);
     const int tasks = std::max(ceil_div(n_panels, most), ceil_div(4 * omp_get_num_threads(), parts));
     return ceil_div(n_panels, tasks);

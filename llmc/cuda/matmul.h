@@ -67,7 +67,7 @@ struct MatmulCall {
     bool accumulate = false;     // into out and dbias
     const float *a_scale = nullptr, *b_scale = nullptr;  // FP8 dequantization scales
     float* amax = nullptr;                               // raised to the largest magnitude of out
-    HeadRows head = {};                                  // of Epilogue::exponentials
+    HeadRows head = {};                                  // for Epilogue::exponentials
 };
 
 // Queues the matmul, with a plan that later calls of this shape use again.

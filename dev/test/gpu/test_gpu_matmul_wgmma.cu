@@ -93,7 +93,7 @@ TEST_CASE("blocks with many tiles, and more tiles of operands than the queue has
 
 // ---- The choice
 
-// What the test's kernel computes, and the time that it takes.
+// The results of the test's kernel, and the time that it takes.
 struct Planted {
     std::function<void(const MatmulCall<bf16>& call, Stream stream)> compute = own.run;
     float ms = 1.0f;
@@ -138,7 +138,7 @@ static void set_bytes(T* to, int value, size_t count, Stream stream) {
 }
 static bf16* row(const MatmulCall<bf16>& call, int n) { return static_cast<bf16*>(call.out) + n * call.shape.m; }
 
-// What happens after a right computation, or in place of it.
+// Acts of a planted kernel, after a right computation or in place of it.
 struct Fault {
     const char* what;
     void (*spoil)(const MatmulCall<bf16>& call, Stream stream);
