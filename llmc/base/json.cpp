@@ -197,8 +197,8 @@ static bool is_odd_number(const std::string& word) {
            word == "-Infinity" || word == ZERO;
 }
 
-// Returns the text with ZERO and spaces in place of values that a parser refuses, and blanks in such keys. `words` gets
-// what stands in place of each ZERO.
+// Returns the text with ZERO and spaces in place of values that a parser refuses, and blanks in such keys. `words`
+// gets what stands in place of each ZERO.
 static std::string with_standard_values(std::string text, bool any_text, std::vector<std::string>& words) {
     for (size_t i = 0, end; i < text.size(); i = end) {
         const bool quoted = text[i] == '"';

@@ -20,8 +20,8 @@ struct GGUFVocabulary {
     std::string chat_template;        // "": none
 };
 
-// Writes the weights that load_weights reads to `path`, or throws and leaves no file; returns "28 tensors" and how many
-// of them are not of the type. Memory holds one tensor at a time. Refuses values that the type cannot hold
+// Writes the weights that load_weights reads to `path`, or throws and leaves no file; returns "28 tensors" and how
+// many of them are not of the type. Memory holds one tensor at a time. Refuses values that the type cannot hold
 // (EXIT_BAD_DATA).
 std::string write_gguf(const std::string& path, const std::string& weights, const GPT2Config& config,
                        const GGUFVocabulary& vocabulary, GGUFMatrices matrices);

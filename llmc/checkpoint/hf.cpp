@@ -518,7 +518,7 @@ static const char* advise_on_other(const std::string& name) {
         if (name.starts_with(head))
             return "it is of another head, which is not trained here; to go on without it, load the model by "
                    "AutoModelForCausalLM of transformers and save it by save_pretrained()";
-    // of MLX, bitsandbytes, GPTQ and AWQ, and compressed-tensors
+    // Suffixes of tensors that MLX, bitsandbytes, GPTQ, AWQ and compressed-tensors write.
     for (const char* suffix : {".scales", ".SCB", ".absmax", ".qweight", ".qzeros", ".weight_scale"})
         if (name.ends_with(suffix)) return "it belongs to quantized weights; give the model as it was before that";
     return "";

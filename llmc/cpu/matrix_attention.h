@@ -3,8 +3,8 @@
 //
 // A task is one head of one sequence. It packs the head's q, k and v (matrix_microkernel.h) and visits blocks of 32
 // queries by 32 keys; it skips the blocks above the diagonal. No T x T matrix is stored. Forward keeps the scores of 32
-// queries for up to FORWARD_KEYS key blocks and computes their exact softmax; longer sequences take several such chunks
-// of keys, rescaled online. Backward keeps P^T and dS^T of a chunk of CHUNK x CHUNK blocks, 1 MiB together, in
+// queries for up to FORWARD_KEYS key blocks and computes their exact softmax; longer sequences take several such
+// chunks of keys, rescaled online. Backward keeps P^T and dS^T of a chunk of CHUNK x CHUNK blocks, 1 MiB together, in
 // the second-level cache. Scores, softmax and all sums are float; P and dS are rounded to bf16 as operands. The chunks'
 // sizes are constants, so the bits do not depend on the number of threads.
 #pragma once

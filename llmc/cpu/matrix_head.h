@@ -1,7 +1,7 @@
 // matrix_head.h: the head (ops/ops.inc) in bf16 on matrix units. Compiled as matrix_matmul.h is.
 //
-// A task of forward owns up to MOST_ROWS micro-panels of rows and a part of the vocabulary, which it visits in strips
-// of STRIP micro-panels. The logits of a strip exist as sums of 32 x 32 blocks only. Their epilogue packs the
+// A task of forward owns up to MOST_ROWS micro-panels of rows and a part of the vocabulary, which it visits in
+// strips of STRIP micro-panels. The logits of a strip exist as sums of 32 x 32 blocks only. Their epilogue packs the
 // exponentials e twice. Those packed as rows stay in the second-level cache, where e W reads them at once: its sums,
 // without the rows' factors, are all that backward needs for dinp. Those packed as columns, B of the transposed
 // gradient of the weight, (f X)^T e, are stored. Columns as A would take a transposition; the gradient is transposed

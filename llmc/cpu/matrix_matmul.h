@@ -5,9 +5,9 @@
 // twice their memory, and packing takes 1 % of the time of a matmul of 1,000 rows. Its tasks then compute blocks of the
 // result, in steps of KC tile pairs along the inner dimension: the current micro-panel of B (16 KiB) stays in the
 // first-level cache, and the task's micro-panels of A and its sums stay in the second (2 MiB). The sums are compact 32
-// x 32 blocks: in rows as long as those of the result, they would fall into few cache sets whenever a row is a multiple
-// of 4 KiB. After the last step the epilogue (bias, residual, GELU or its derivative) runs while the 32 x 32 sums are
-// in the first-level cache, and the result is rounded and stored, once.
+// x 32 blocks: in rows as long as those of the result, they would fall into few cache sets whenever a row is a
+// multiple of 4 KiB. After the last step the epilogue (bias, residual, GELU or its derivative) runs while the 32 x 32
+// sums are in the first-level cache, and the result is rounded and stored, once.
 //
 // Every element is one chain of additions in the order of the inner dimension, whatever the tasks are: the bits depend
 // neither on the number of threads nor on the task grid.

@@ -1,5 +1,5 @@
-// reference.cpp: every operation of the model in plain loops, in the order of a training step (ops.inc). This page says
-// what the operations compute; tests compare all faster variants with it, and no other program links it. Sums are
+// reference.cpp: every operation of the model in plain loops, in the order of a training step (ops.inc). This page
+// says what the operations compute; tests compare all faster variants with it, and no other program links it. Sums are
 // float, in the order of the indices, and each result is rounded to floatX once. Operations that have a single
 // implementation, such as those on gradients, are in small_ops.cpp and in dispatch.cpp.
 #include <algorithm>
@@ -28,8 +28,8 @@ void embedding_forward(floatX* out, const int* tokens, const floatX* wte, const 
     }
 }
 
-// dwte[tokens[n]] += dout[n], dwpe[n % T] += dout[n]. Serial, because several rows of dout may be added to the same row
-// of dwte, and the order changes the rounding.
+// dwte[tokens[n]] += dout[n], dwpe[n % T] += dout[n]. Serial, because several rows of dout may be added to the same
+// row of dwte, and the order changes the rounding.
 template <class floatX>
 void embedding_backward(float* dwte, float* dwpe, const floatX* dout, const int* tokens, int B, int T, int C,
                         VocabShard shard, Stream) {

@@ -1,7 +1,7 @@
 // vector_head.h: the head (ops/ops.inc) in fp32, and in bf16 widened to fp32. Compiled as vector_ops.h is.
 //
-// The epilogue of the logits' matmul writes the exponentials while the sums are in the cache. They are the operand
-// of both matmuls of backward, whose epilogues and operands have the factors of rows.
+// The epilogue of the logits' matmul writes the exponentials while the sums are in the cache. They are the
+// operand of both matmuls of backward, whose epilogues and operands have the factors of rows.
 #pragma once
 #include "cpu/vec.h"
 #include "cpu/vector_matmul.h"

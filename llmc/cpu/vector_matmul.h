@@ -2,8 +2,8 @@
 // Compiled for the instruction set of the including file, into its namespace VARIANT.
 //
 // The loops are those of BLIS (after Goto and van de Geijn 2008). K is cut into blocks of KC. For each block, all
-// threads together pack b, and each thread packs the rows of a that its task needs, into micro-panels in the order in
-// which the microkernel reads them (vector_microkernel.h). A micro-panel of a stays in the first-level cache while a
+// threads together pack b, and each thread packs the rows of a that its task needs, into micro-panels in the order
+// in which the microkernel reads them (vector_microkernel.h). A micro-panel of a stays in the first-level cache while a
 // block of b, which stays in the second-level cache, passes it.
 //
 // Every element of the result is a sum in the order of k, so its bits depend neither on the number of threads nor on

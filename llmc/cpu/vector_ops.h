@@ -254,8 +254,8 @@ struct AdamWStep {
     uint64_t step;
 };
 
-// Updates a block. STOCHASTIC: there are no master weights; weights are rounded stochastically, by `bits`. words: those
-// of Philox for the block's moments.
+// Updates a block. STOCHASTIC: there are no master weights; weights are rounded stochastically, by `bits`. words:
+// Philox's words for the block's moments.
 template <bool STOCHASTIC, MomentDtype MOMENTS, class floatX>
 static inline void adamw_block(floatX* weight, float* master, const Moment& m, const Moment& v, const float* grad,
                                float decay, const uint16_t* bits, const uint32_t* words, AdamWStep s) {

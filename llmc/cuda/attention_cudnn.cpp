@@ -6,9 +6,9 @@
 // tried first, and on Hopper one that adds dQ up in a fixed order and is tried last, by the autotuner. Deterministic
 // backward is the default, so that the same seed gives the same bits.
 // It processes the micro-batch in parts, so that dS takes at most a 32nd of the GPU's memory for any B. Large parts
-// occupy the GPU better, and dS of a small part may stay in the L2 cache, so --autotune times both. (On an H200 a layer
-// of 124M, B 64, takes 1.11 ms in one part, 1.39 to 2.22 in parts of 256 to 50 MiB.) Non-deterministic backward would
-// gain nothing from parts.
+// occupy the GPU better, and dS of a small part may stay in the L2 cache, so --autotune times both. (On an H200 a
+// layer of 124M, B 64, takes 1.11 ms in one part, 1.39 to 2.22 in parts of 256 to 50 MiB.) Non-deterministic backward
+// would gain nothing from parts.
 //
 // cuDNN does not say whether an engine is deterministic: it defines a numerical note for engines that are not, but sets
 // it on none. test_gpu_cudnn.cu compares the bits of several runs instead.

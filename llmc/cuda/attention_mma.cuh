@@ -69,8 +69,8 @@ struct SharedTile {
     }
 
     // The address that this lane passes to ldmatrix_x4 to load two neighbouring chunks of 16 rows: first both halves of
-    // the rows, then the second chunk. `row` is a constant offset, so that a lane keeps few addresses. row: a multiple
-    // of 8.
+    // the rows, then the second chunk. `row` is a constant offset, so that a lane keeps few addresses. row: a
+    // multiple of 8.
     __device__ const bf16* lane_at(int row, int chunk) const {
         const int lane = int(threadIdx.x) % WARP_SIZE;
         return at(lane % 16, chunk + lane / 16) + row * HS;

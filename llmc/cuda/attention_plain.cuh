@@ -6,8 +6,8 @@
 // tile, and in these rows every 16th score, or four of every 64 channels. No (T, T) matrix is stored, sums have a fixed
 // order, and backward recomputes the scores in two kernels, as attention_mma.cuh does; the reasons are given there.
 //
-// Bound: the FMA units, with 4 FLOP (forward) and 14 FLOP (backward) per score, channel and head, and two 16-byte reads
-// of shared memory for every 8 of them.
+// Bound: the FMA units, with 4 FLOP (forward) and 14 FLOP (backward) per score, channel and head, and two 16-byte
+// reads of shared memory for every 8 of them.
 #pragma once
 #include <cmath>
 

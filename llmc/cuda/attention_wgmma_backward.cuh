@@ -9,9 +9,9 @@
 // in the L2 cache, and no thread waits for it.
 //
 // Warpgroup 0 prepares tiles: a thread loads K, V, Q, dO and O by TMA, two warps compute delta = rowsum(dO O) and lse2.
-// Warpgroups 1 and 2 have 64 of the keys each. P' is an operand in registers. dS' goes to shared memory, also for dQ,
-// of which each warpgroup computes a half: of the queries, or of the channels if a head has 128. With 64 channels, S'
-// of the next tile is computed behind dK and dQ of this one.
+// Warpgroups 1 and 2 have 64 of the keys each. P' is an operand in registers. dS' goes to shared memory, also for
+// dQ: each warpgroup computes dQ of half the queries, or half the channels of dQ if a head has 128. With 64 channels,
+// S' of the next tile is computed behind dK and dQ of this one.
 //
 // Rows past the last token are zeros in shared memory and are not stored. Their queries have lse2 = infinity, so that
 // their weights are 0, and only they see their keys.
@@ -32,8 +32,8 @@ struct BackwardArgs {
     QueryStatistics* statistics;  // (gridDim.x, query_blocks, QUERIES)
 };
 
-// The shared memory of a block, in bytes. A tile consists of boxes of TMA, each 64 rows of 64 channels: first the boxes
-// of all rows for 64 channels, then those of the next 64.
+// The shared memory of a block, in bytes. A tile consists of boxes of TMA, each 64 rows of 64 channels: first the
+// boxes of all rows for 64 channels, then those of the next 64.
 template <int HS>
 struct WgmmaBackward {
     static constexpr int KEYS = 128, QUERIES = HS == 64 ? 128 : 64, BLOCKS_OF_QUERIES = KEYS / QUERIES;

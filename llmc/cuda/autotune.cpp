@@ -23,8 +23,8 @@ AlgorithmChoices parse_choices(const std::string& text) {
     return choices;
 }
 
-// Takes `before` and a number from the start of the text. Returns false if they are not there, or if the number is out
-// of range.
+// Takes `before` and a number from the start of the text. Returns false if they are not there, or if the number is
+// out of range.
 template <class Number>
 static bool take(std::string_view& text, std::string_view before, Number& number, int base = 10) {
     if (!text.starts_with(before)) return false;

@@ -438,8 +438,8 @@ std::vector<Plan> candidates(const Call<floatX>& call, const Route& route) {
     return plans;
 }
 
-// Times the candidates of all routes on the operands of the call, and runs the fastest once more, so that the results
-// of the call are its results.
+// Times the candidates of all routes on the operands of the call, and runs the fastest once more, so that the
+// results of the call are its results.
 template <class floatX>
 Plan fastest_plan(const Call<floatX>& call, Stream stream) {
     std::vector<Plan> plans;

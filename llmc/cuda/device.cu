@@ -181,8 +181,8 @@ Scratch& scratch() {
 void device_init(int local_rank, int threads) {
     if (threads) omp_set_num_threads(threads);
     const int count = count_gpus();
-    // If a launcher or a container lets each process see one GPU, that GPU is the process's own. If it is the only GPU
-    // of the machine, the ranks find out that they share it, and refuse to start.
+    // If a launcher or a container lets each process see one GPU, that GPU is the process's own. If it is the only
+    // GPU of the machine, the ranks find out that they share it, and refuse to start.
     if (count == 1 && local_rank > 0) {
         if (visible_devices().empty())
             fprintf(stderr, "note: process %d of this machine sees one GPU and uses it\n", local_rank);

@@ -38,8 +38,8 @@ __device__ inline void transpose_codes(uint32_t (&out)[4], const uint32_t (&in)[
     out[3] = __byte_perm(high01, high23, 0x7632);
 }
 
-// sums[c] = the sum of column c of a tile of columns first_c, first_c + 1, ... below C. Thread t has the partial sums
-// of 8 neighbouring columns, from first_c + t % 8 * 8 on. All threads of the block call this.
+// sums[c] = the sum of column c of a tile of columns first_c, first_c + 1, ... below C. Thread t has the partial
+// sums of 8 neighbouring columns, from first_c + t % 8 * 8 on. All threads of the block call this.
 __device__ inline void add_columns(float* sums, float (&partial)[Vec<bf16>::size], int first_c, int C) {
     constexpr int size = Vec<bf16>::size, groups = FP8_COLUMNS / size, warps = FP8_THREADS / WARP_SIZE;
     SHARED(of_warps, float[warps][FP8_COLUMNS]);
@@ -59,8 +59,8 @@ __device__ inline void add_columns(float* sums, float (&partial)[Vec<bf16>::size
 
 // The codes of x (R, C): rows (R, C), and transposed (C, padded_R), where columns from R on are zero; the kernel writes
 // those of the two that ROWS and TRANSPOSED name. *inverse = what codes are multiplied by when they are read. C is a
-// multiple of 16, padded_R is R rounded up to a multiple of 16. With SUMS, sums (gridDim.y, C) receives the column sums
-// of x over the rows of each tile.
+// multiple of 16, padded_R is R rounded up to a multiple of 16. With SUMS, sums (gridDim.y, C) receives the column
+// sums of x over the rows of each tile.
 //
 // Grid: (ceil(C / 64), ceil(R / 128)) blocks of 256 threads. A thread converts a piece of 4 rows and 8 columns.
 // Transposed pieces pass through shared memory: column c has 8 chunks of 16 codes, and chunk k is at position k ^ (c /

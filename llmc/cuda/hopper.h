@@ -113,7 +113,7 @@ __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, uint32_t parity
 }
 
 // TMA. x, y and z are the first element of a box of the tensor map, in the contiguous dimension first. Elements outside
-// of the tensor are loaded as 0 and not stored. A load adds its bytes to the barrier of each block that it writes.
+// the tensor are loaded as 0 and not stored. A load adds its bytes to the barrier of each block that it writes.
 __device__ __forceinline__ void tma_load(void* to, const CUtensorMap* map, int x, int y, uint64_t* barrier) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(
@@ -214,8 +214,8 @@ __device__ __forceinline__ void wgmma_wait() {
                  : floats                                                                                           \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)), "n"(int(TRANSPOSED_B)))
 
-// d (64, N) = A (64, 16) B (16, N), plus d if `accumulate`, by a warpgroup: 4 warps, the first one's number a multiple
-// of 4. N is twice the floats of a thread: 64, 128, 192 or 256. Thread t has in d[4 * j + 2 * h + i] row
+// d (64, N) = A (64, 16) B (16, N), plus d if `accumulate`, by a warpgroup: 4 warps, the first one's number a
+// multiple of 4. N is twice the floats of a thread: 64, 128, 192 or 256. Thread t has in d[4 * j + 2 * h + i] row
 // t / 32 * 16 + t % 32 / 4 + 8 * h and column 8 * j + t % 4 * 2 + i. Operands come from descriptors. A transposed one
 // has rows of its outer dimension, not of k. A may be in registers, as for mma_m16n8k16 with the warp's 16 rows.
 template <bool TRANSPOSED_A, bool TRANSPOSED_B, int R>

@@ -21,8 +21,8 @@
 #include "ops/ops.h"
 
 constexpr int LAYERNORM_WARPS = 8;
-// Rows of up to 16 vectors per lane have a kernel for each number of vectors. Larger ones share the kernel for 20,
-// which has the 5,120 channels of GPT-3 13B in bf16.
+// Rows of up to 16 vectors per lane have a kernel for each number of vectors. Longer ones share a kernel for
+// 20 vectors, which are the 5,120 channels of GPT-3 13B in bf16.
 constexpr int LAYERNORM_MANY_VECS = 16, LAYERNORM_MAX_VECS = 20;
 
 // A warp's row of C channels in registers: lane i holds the vectors i, i + 32, ... of 16 bytes.

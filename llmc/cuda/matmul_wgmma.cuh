@@ -5,8 +5,8 @@
 // operands from the queue in the order of use: one multiplies, while the other is in its epilogue. Elements outside of
 // the matrices are loaded as zeros and not stored, so sizes need not be multiples of the tiles.
 //
-// An epilogue is a struct with the tensors that it uses. Its operator() gets 64 rows of a tile (WgmmaPart) and says
-// what becomes of them; HeadExponentials is an example. launch_matmul_wgmma makes a kernel of it.
+// An epilogue is a struct with the tensors that it uses. Its operator() gets 64 rows of a tile (WgmmaPart) and
+// says what becomes of them; HeadExponentials is an example. launch_matmul_wgmma makes a kernel of it.
 //
 // Bound: the tensor cores. With BN = 192 each element that is loaded is used in 77 products on average, and the sums
 // take 192 of the 240 registers of a thread.

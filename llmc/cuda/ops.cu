@@ -30,8 +30,8 @@ int64_t gpu::muon_scratch_bytes(int C) {
     return std::max(matmul_scratch_bytes<floatX>(C, C), MUON_SQUARES_BYTES);
 }
 
-// Many rows at once fill a GPU best, and every further chunk reads and writes the weight's gradient again. But logits
-// of GPT-2's vocabulary with more rows than 85,000 have more than 2^32 elements, for which cuBLASLt has few algorithms.
+// Many rows at once fill a GPU best, and every further chunk reads and writes the weight's gradient again. But with
+// GPT-2's vocabulary 85,000 rows of logits have more than 2^32 elements, for which cuBLASLt has few algorithms.
 int gpu::preferred_logit_rows() { return 65536; }
 
 INSTANTIATE(gpu::scratch_bytes);

@@ -194,8 +194,8 @@ void DataLoader::read_ahead() {
 }
 
 // One device buffer is enough: the stream runs a copy into it after all work that reads the previous batch. next()
-// waits for the previous batch's copy, so the host is at most one micro-batch ahead of the device, which never runs out
-// of work.
+// waits for the previous batch's copy, so the host is at most one micro-batch ahead of the device, which never runs
+// out of work.
 Batch DataLoader::next() {
     if (taken > 0) wait_for_event(slots[(taken - 1) % 2].copied);
     {

@@ -5,8 +5,8 @@
 //   {"query": .., "choices": [..], "gold": N}                   choice N, from 0, is right
 //   {"ctx": .., "endings": [..], "label": N}                    the same; HellaSwag as published
 //   {"context_options": [..], "continuation": .., "gold": N}    the continuation is likeliest after context N
-// Between the two texts is a space, or the text under "delimiter". A file that begins with the magic 20240522 has rows
-// of tokens, as llm.c writes them for HellaSwag and MMLU.
+// Between the two texts is a space, or the text under "delimiter". A file that begins with the magic 20240522 has
+// rows of tokens, as llm.c writes them for HellaSwag and MMLU.
 #pragma once
 #include <string>
 #include <vector>

@@ -162,8 +162,8 @@ const floatX* GPT2<floatX>::reduced_over_ranks(floatX* parts, int N) {
     return finish_reduce(start_reduce(parts, N), parts, N);
 }
 
-// acts.encoded from tokens (B, T), of which the first is at first_position. Each rank looks up the tokens in its part
-// of the vocabulary; the first rank adds the positions.
+// Computes acts.encoded from tokens (B, T); the first one is at first_position. Each rank looks up the tokens in its
+// part of the vocabulary; the first rank adds the positions.
 template <class floatX>
 void GPT2<floatX>::embed(const int* tokens, int first_position, int B, int T) {
     const int N = B * T, C = config.C;

@@ -144,8 +144,8 @@ int64_t packed_total_bytes(const ParamLayout& layout, int layers, bool fp8);
 template <class floatX>
 int64_t packed_offset(const ParamLayout& layout, Param p, int l, int layers, bool fp8);
 
-// Layers whose gradients have memory of their own. Backward writes gradients of two layers at a time: the bias gradient
-// of the layer below is computed with those of a layer.
+// Layers whose gradients have memory of their own. Backward writes gradients of two layers at a time: the bias
+// gradient of the layer below is computed with those of a layer.
 int gradient_slots(const GPT2Config& config, Purpose purpose, MemoryOptions options);
 // Layers whose weights have memory of their own. With shard_weights, one layer's arrive while the other one computes.
 int weight_slots(const GPT2Config& config, MemoryOptions options);

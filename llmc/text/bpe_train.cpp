@@ -1,9 +1,9 @@
 // bpe_train.cpp: trains a BPE vocabulary: counts the pieces of a text and learns merges from the counts.
 //
 // A merge touches only the words that contain its pair. Each pair has its count and a list of the words in which it has
-// occurred (a word that has lost the pair since is scanned without effect). A heap holds every pair with an upper bound
-// of its count: a pair is pushed whenever its count has risen, and between pushes the count only falls. To find the
-// best pair, the trainer takes the top of the heap. If the bound of this pair is higher than its count, the trainer
+// occurred (a word that has lost the pair since is scanned without effect). A heap holds every pair with an upper
+// bound of its count: a pair is pushed whenever its count has risen, and between pushes the count only falls. To find
+// the best pair, the trainer takes the top of the heap. If the bound of this pair is higher than its count, the trainer
 // pushes the pair back with its count; otherwise the pair is the best one.
 //
 // Hugging Face's BpeTrainer uses the same algorithm and tie-break, so the merges are equal, with three exceptions.

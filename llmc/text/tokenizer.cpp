@@ -1,9 +1,9 @@
 // tokenizer.cpp: encodes text to tokens and decodes tokens to text.
 //
-// Encoding a piece costs three things: finding its end, hashing it, and reading one cache line of a direct-mapped table
-// of pieces seen before, which is replaced on a miss. On English text nearly all pieces are hits. Other pieces are
-// merged: pieces up to 64 bytes by a scan for the lowest rank in each round, longer ones with a heap, so that a piece
-// of a million letters takes n log n time.
+// Encoding a piece costs three things: finding its end, hashing it, and reading one cache line of a direct-mapped
+// table of pieces seen before, which is replaced on a miss. On English text nearly all pieces are hits. Other pieces
+// are merged: pieces up to 64 bytes by a scan for the lowest rank in each round, longer ones with a heap, so that a
+// piece of a million letters takes n log n time.
 #include "text/tokenizer.h"
 
 #include <algorithm>

@@ -82,8 +82,8 @@ Tokenizer parse_tokenizer(TokenizerFiles files, const std::string& where);
 // Tokens and merges ("left right") as they are written in the files, in GPT-2's alphabet.
 std::vector<std::string> written_tokens(const Tokenizer& tokenizer);
 std::vector<std::string> written_merges(const Tokenizer& tokenizer);
-// Whether two tokenizers give every document the same tokens: tokens, merges, added tokens with their settings, the end
-// of documents and the prefix are equal.
+// Whether two tokenizers give every document the same tokens: tokens, merges, added tokens with their settings, the
+// end of documents and the prefix are equal.
 bool same_tokenizer(const Tokenizer& a, const Tokenizer& b);
 
 // Writes tokenizer.json, vocab.json, merges.txt, tokenizer_config.json and special_tokens_map.json, as transformers

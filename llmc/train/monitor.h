@@ -8,9 +8,9 @@
 
 #include "train/gradients.h"
 
-// Outlier detection by z-score over the last 128 steps, as in llm.c (--on-nan, --spike-z). The device skips the update
-// of a step whose loss or norm is not finite or exceeds the limits. The limits of step s follow from the steps up to
-// s - 2, because the host may be a step behind.
+// Outlier detection by z-score over the last 128 steps, as in llm.c (--on-nan, --spike-z). The device skips the
+// update of a step whose loss or norm is not finite or exceeds the limits. The limits of step s follow from the steps
+// up to s - 2, because the host may be a step behind.
 struct Outliers {
     static constexpr size_t WINDOW = 128;    // steps; a step that was skipped is not among them
     static constexpr int MOST_SKIPPED = 10;  // skipped steps in a row that end the run

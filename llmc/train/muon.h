@@ -54,9 +54,9 @@ struct Muon {
     // layout: that of the model.
     Muon(const ParamLayout& layout, MemoryOptions options, const Groups& groups);
 
-    // Replaces each matrix in the buckets (fp32, whole on every data-parallel rank) by its direction: size() elements
-    // of floatX, from the matrix's begin on. buckets: those of layer l and of the layers after it, layers_at_once of
-    // them at most. All ranks call it. The directions are complete when the ticket of the data-parallel group is.
+    // Replaces each matrix in the buckets (fp32, whole on every data-parallel rank) by its direction: size() floatX
+    // elements from the matrix's begin on. buckets: those of layer l and the layers after it, at most
+    // layers_at_once. All ranks call it. The directions are complete when the ticket of the data-parallel group is.
     Comm::Ticket orthogonalize(const std::vector<float*>& buckets, int l, Stream stream);
     // Replaces each matrix of the batch, of capacity() matrices at most, by its direction.
     void newton_schulz(const MuonBatch& batch, Stream stream);

@@ -23,9 +23,9 @@ struct BatchPlan {
     int64_t tokens_per_step;
 };
 
-// Divides the global batch into micro-steps; 0 is one micro-batch on each rank. Refuses a number that is not a multiple
-// of the tokens of one micro-step on all ranks; the error shows the arithmetic, options that keep the number, and the
-// nearest multiple. is_default: the user did not give the global batch, and the error says so.
+// Divides the global batch into micro-steps; 0 is one micro-batch on each rank. Refuses a number that is not a
+// multiple of the tokens of one micro-step on all ranks; the error shows the arithmetic, options that keep the number,
+// and the nearest multiple. is_default: the user did not give the global batch, and the error says so.
 BatchPlan plan_batch(int micro_batch, int seq_len, int64_t global_batch, int world_size, bool is_default = false);
 
 // Returns the bytes of --memory, or those that each of local_ranks ranks of this host finds free.
@@ -43,8 +43,8 @@ void check_tensor_parallel(const Options& options, const GPT2Config& config, int
 // Returns the options that change memory use, for so many data-parallel ranks and this rank's shard of the layers.
 MemoryOptions memory_options_of(const Options& options, int data_parallel, int tensor_index = 0);
 
-// Returns the memory that training needs: all allocations on the device, and a host buffer for the largest tensor,
-// which is loaded as a whole while the device's memory is already allocated.
+// Returns the memory that training needs: all allocations on the device, and a host buffer for the largest
+// tensor, which is loaded as a whole while the device's memory is already allocated.
 std::vector<MemoryItem> training_memory(Dtype dtype, const GPT2Config& config, const BatchPlan& batch,
                                         MemoryOptions options);
 // Adds up the items that must be in the device's memory; all items, if the device's memory is the host's.

@@ -28,7 +28,7 @@ struct RunStart {
 // that of the weights, or the one beside the data. Without --allow-other-tokenizer, refuses data of another tokenizer.
 RunStart find_training_start(const Options& options, const Comm& comm);
 // Finds the model of generate and eval: --init is a Hugging Face directory, a checkpoint, or a run's output directory,
-// of which the newest checkpoint is used; rank 0 warns of damaged ones. need_tokenizer: refuses a model without one.
+// whose newest checkpoint is used; rank 0 warns of damaged ones. need_tokenizer: refuses a model without one.
 RunStart find_trained_model(const Options& options, bool need_tokenizer, const Comm& comm);
 
 // Refuses shards of another vocabulary size than that of the tokenizer. option: where the data come from.
