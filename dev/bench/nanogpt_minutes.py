@@ -116,18 +116,18 @@ def main():
 
     torch.set_num_threads(args.threads)
     description, _ = read_log(args.run)
-    best = math.inf
+    best, seconds = math.inf, 0.0
     for rate, tokens in itertools.product(args.lr.split(","), args.tokens.split(",")):
         steps, spent, loss = NanoGPT(description, float(rate), int(tokens)).run(args.seconds)
         print(f"PyTorch {torch.__version__}, rate {rate}, {steps} steps of {tokens} tokens: loss {loss:.4f} after "
               f"{spent:.1f} s", flush=True)
-        best = min(best, loss)
+        best, seconds = min((best, seconds), (loss, spent))
     curve = curve_of(args.run)
     reached = time_of(curve, best)
     if reached is None:
         print(f"train_gpt2 ends at {curve[-1][1]:.4f} after {curve[-1][0]:.1f} s and does not reach {best:.4f}")
         return 1
-    print(f"train_gpt2 has {best:.4f} after {reached:.1f} s, {reached / args.seconds:.2f} of the time; it ends at "
+    print(f"train_gpt2 has {best:.4f} after {reached:.1f} s, {reached / seconds:.2f} of the time; it ends at "
           f"{curve[-1][1]:.4f} after {curve[-1][0]:.1f} s")
     return 0
 
