@@ -373,6 +373,28 @@ def preload(folder, source):
     return {"LD_PRELOAD": folder / "preload.so"}
 
 
+def limited(limits):
+    """Returns the words that run a command under a limit of ulimit, such as "-v 600000" (KiB of address space)."""
+    return ["bash", "-c", f'ulimit {limits} && exec "$@"', "bash"]
+
+
+def on_path(folder, **env):
+    """Returns the environment in which programs of this folder take the place of others."""
+    return {"PATH": f"{folder}:{os.environ['PATH']}", **env}
+
+
+def overwrite(path, offset, bytes_):
+    """Writes these bytes at this offset, from the end of the file if negative."""
+    with open(path, "r+b") as file:
+        file.seek(offset, os.SEEK_END if offset < 0 else os.SEEK_SET)
+        file.write(bytes_)
+
+
+def edit_json(path, **values):
+    """Gives keys of the JSON object in a file, which may be new, these values."""
+    path.write_text(json.dumps({**(json.loads(path.read_text()) if path.exists() else {}), **values}))
+
+
 def data_options(folder, val=True, given=()):
     """Returns the options for the shards in a folder, without those that are given, which would add up."""
     kinds = [kind for kind in (("train", "val") if val else ("train",)) if f"--{kind}-data" not in given]

@@ -1,7 +1,6 @@
 """test_checkpoints.py: which checkpoints a run keeps, and the warnings about other data and another seed,
 and the model card."""
 
-import json
 import re
 import shutil
 

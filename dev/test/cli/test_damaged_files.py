@@ -1,25 +1,17 @@
 """test_damaged_files.py: damaged checkpoints, weights and shards: what every command says, and that a resume takes the
 checkpoint before and never deletes or repeats anything."""
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
-from harness import PROGRAM, Run, refused, run, train_command
+from harness import PROGRAM, Run, edit_json, limited, overwrite, refused, run, train_command
 
 USES = {
     "generate": "--max-tokens 3",
     "eval": "--val-data DATA/val_*.bin",
     "train": "--train-data DATA/train_*.bin --steps 1 --warmup 0 --output ''",
 }
-
-
-def overwrite(path, offset, bytes_):
-    """Writes these bytes at this offset, from the end of the file if negative."""
-    with open(path, "r+b") as file:
-        file.seek(offset, 2 if offset < 0 else 0)
-        file.write(bytes_)
 
 
 @pytest.mark.parametrize("command", USES)
@@ -39,10 +31,8 @@ def test_a_config_json_of_a_larger_model_than_its_weights_is_refused_before_memo
                                                                                              data):
     copy = shutil.copytree(trained.checkpoint(30), tmp_path / "copy")
     (copy / "trainer.json").unlink()
-    config = json.loads((copy / "config.json").read_text())
-    (copy / "config.json").write_text(json.dumps(config | {"n_positions": 1 << 20}))
-    limited = ["bash", "-c", 'ulimit -v 600000 && exec "$@"', "bash"]
-    refused(65, "model.safetensors: wpe.weight is F32 [", limited, PROGRAM, command,
+    edit_json(copy / "config.json", n_positions=1 << 20)
+    refused(65, "model.safetensors: wpe.weight is F32 [", limited("-v 600000"), PROGRAM, command,
             USES[command].replace("DATA", str(data)), "--init", copy)
 
 

@@ -5,12 +5,12 @@ import gzip
 import hashlib
 import http.server
 import json
-import os
+import re
 import struct
 import threading
 
 import pytest
-from harness import PROGRAM, ROOT, execute, make_script, make_shards, make_text, run
+from harness import PROGRAM, ROOT, execute, make_script, make_shards, make_text, on_path, run
 
 CORPORA = ["bible_austen", "tinyshakespeare", "tinystories", "climbmix"]
 README = (ROOT / "README.md").read_text()
@@ -20,7 +20,7 @@ def fails(code, text, tree, *command):
     """Runs a script that must print this error before it fetches anything."""
     for name in ("curl", "apt-get", "make"):
         make_script(tree / "bin" / name, f"touch '{tree}/fetched'; exit 1")
-    result = execute(*command, cwd=tree / "data", env={"PATH": f"{tree}/bin:{os.environ['PATH']}"})
+    result = execute(*command, cwd=tree / "data", env=on_path(tree / "bin"))
     assert result.code == code and text in result.err, result
     assert not (tree / "fetched").exists()
 
@@ -119,32 +119,23 @@ def hub():
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
-            dataset, _, rest = self.path.removeprefix("/datasets/").partition("/raw/main/")
-            pointer = rest != ""
-            if not pointer:
-                dataset, _, rest = self.path.removeprefix("/datasets/").partition("/resolve/main/")
-            content = server.files.get(f"{dataset}/{rest}")
-            if content is None:
-                return self.send_error(404)
-            if pointer:
-                sha = hashlib.sha256(content).hexdigest()
-                content = f"version x\noid sha256:{sha}\nsize {len(content)}\n".encode()
-                return self.answer(200, content, len(content))
-            content = server.changed.get(rest, content)
+            dataset, kind, name = re.fullmatch("/datasets/(.*)/(raw|resolve)/main/(.*)", self.path).groups()
+            content = server.files[f"{dataset}/{name}"]
             asked = self.headers.get("Range", "")
-            server.asked.append((rest, asked))
-            first = int(asked.removeprefix("bytes=").removesuffix("-") or 0)
-            end = len(content) // 2 if rest in server.cut else len(content)
-            server.cut.discard(rest)
-            return self.answer(206 if asked else 200, content[first:end], len(content) - first, first, len(content))
-
-        def answer(self, code, content, length, first=0, size=0):
-            self.send_response(code)
-            self.send_header("Content-Length", str(length))
-            if code == 206:
+            if kind == "raw":  # a pointer of git-lfs
+                content = f"x\noid sha256:{hashlib.sha256(content).hexdigest()}\nsize {len(content)}\n".encode()
+            else:
+                content = server.changed.get(name, content)
+                server.asked.append((name, asked))
+            size, first = len(content), int(asked.removeprefix("bytes=").removesuffix("-") or 0)
+            self.send_response(206 if asked else 200)
+            self.send_header("Content-Length", str(size - first))
+            if asked:
                 self.send_header("Content-Range", f"bytes {first}-{size - 1}/{size}")
             self.end_headers()
-            self.wfile.write(content)
+            cut = kind == "resolve" and name in server.cut
+            self.wfile.write(content[first:size // 2 if cut else size])
+            server.cut -= {name} if cut else set()
             self.close_connection = True
 
         def log_message(self, *_):
@@ -228,7 +219,7 @@ def test_climbmix_is_tokenized_from_parquet_with_nanochats_validation_file_first
     assert (tree / "data/climbmix/made_of").read_text().startswith("data/climbmix/parquet/shard_06542.parquet\n")
     assert [name for name, _ in hub.asked] == [f"shard_{i}.parquet" for i in ("06542", "00000", "00001")]
     make_script(tree / "bin/python3", "exit 1")
-    failed = execute(script, env={**hub.env, "PATH": f"{tree}/bin:{os.environ['PATH']}"})
+    failed = execute(script, env=on_path(tree / "bin", **hub.env))
     assert failed.code == 1 and "pyarrow, which reads Parquet files, is missing: pip install pyarrow" in failed.err
 
 

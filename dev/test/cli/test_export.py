@@ -7,7 +7,7 @@ import shutil
 import struct
 
 import pytest
-from harness import PROGRAM, Run, make_shards, read_weights, refused, run, train
+from harness import PROGRAM, Run, limited, make_shards, overwrite, read_weights, refused, run, train
 
 TYPES = {0: "f32", 1: "f16", 8: "q8_0", 30: "bf16"}  # ggml_type
 BYTES = {"f32": (1, 4), "f16": (1, 2), "bf16": (1, 2), "q8_0": (32, 34)}  # elements and bytes of a block
@@ -135,7 +135,7 @@ def test_the_vocabulary_has_added_tokens_and_names_for_those_that_the_tokenizer_
 
 
 def test_a_small_stack_is_enough(trained, tmp_path):
-    run(["bash", "-c", 'ulimit -s 100; exec "$@"', "bash"], PROGRAM, "export", trained, tmp_path / "m.gguf")
+    run(limited("-s 100"), PROGRAM, "export", trained, tmp_path / "m.gguf")
 
 
 def test_what_cannot_be_exported_is_one_sentence_and_leaves_no_file(trained, tmp_path):
@@ -143,14 +143,12 @@ def test_what_cannot_be_exported_is_one_sentence_and_leaves_no_file(trained, tmp
     folder.mkdir()
     file, copy = folder / "m.gguf", shutil.copytree(trained.folder, tmp_path / "copy")
     for step in ("step_000015", "step_000030"):
-        with open(copy / step / "model.safetensors", "r+b") as weights:
-            weights.seek(-4, 2)
-            weights.write(b"\x00\x00\xc0\x7f")
+        overwrite(copy / step / "model.safetensors", -4, b"\x00\x00\xc0\x7f")
     refused(65, "model.safetensors: its checksum does not match", PROGRAM, "export", copy, file)
     (copy / "step_000030/trainer.json").unlink()  # the weights are read then, and the last tensor has a NaN
     refused(65, "element 31 of transformer.h.1.mlp.c_proj.bias is nan", PROGRAM, "export", copy / "step_000030", file)
-    full = ["bash", "-c", 'ulimit -f 100; exec "$@"', "bash"]  # in KiB, as a full disk
-    refused(74, "m.gguf.tmp: cannot write", full, PROGRAM, "export --type f32", trained, file)
+    full_disk = limited("-f 100")
+    refused(74, "m.gguf.tmp: cannot write", full_disk, PROGRAM, "export --type f32", trained, file)
     refused(2, "--type q4 is not known; give f32|f16|bf16|q8_0", PROGRAM, "export --type q4", trained, file)
     refused(2, "m.bin: the file to write must end in .gguf", PROGRAM, "export", trained, folder / "m.bin")
     assert refused(2, "it got", PROGRAM, "export", file).errors[0].endswith("it got 1 name")

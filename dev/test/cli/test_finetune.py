@@ -1,13 +1,12 @@
 """test_finetune.py: scripts/finetune.sh, word for word on a tiny model in place of GPT-2."""
 
 import hashlib
-import os
 import re
 import shlex
 import shutil
 
 import pytest
-from harness import ROOT, Run, execute, make_script, run, train
+from harness import ROOT, Run, execute, make_script, on_path, run, train
 
 WORSE = "-- --lr 3 --steps 200 --val-every 5"  # a rate that ruins the weights
 
@@ -24,8 +23,8 @@ def finetune(tree, tmp_path, data):
     shutil.copytree(ROOT / "docs", tmp_path / "my pages", ignore=shutil.ignore_patterns("*.png"))
 
     def begin(*options, by=execute, text="my pages", **env):
-        env = {"PATH": f"{tree}/bin:{os.environ['PATH']}", "HF_ENDPOINT": f"file://{tree}/hub", **env}
-        return by(tree / "scripts/finetune.sh", [tmp_path / text], *options, cwd=tmp_path, env=env)
+        return by(tree / "scripts/finetune.sh", [tmp_path / text], *options, cwd=tmp_path,
+                  env=on_path(tree / "bin", HF_ENDPOINT=f"file://{tree}/hub", **env))
 
     begin.tree = tree
     begin.run = Run(tree / "out/finetune_my_pages")

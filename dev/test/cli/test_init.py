@@ -4,11 +4,7 @@ import json
 import shutil
 
 import pytest
-from harness import PROGRAM, Run, execute, read_weights, refused, run
-
-
-def edit(file, **values):
-    file.write_text(json.dumps({**(json.loads(file.read_text()) if file.exists() else {}), **values}))
+from harness import PROGRAM, Run, edit_json, execute, read_weights, refused, run
 
 
 def tune(*options, data, out=""):
@@ -30,7 +26,7 @@ def model(trained, tmp_path):
 
 def test_checkpoints_of_checkpoints_and_resumed_runs_keep_keys_that_are_not_read(model, data, tmp_path):
     roles = {"bos_token_id": 3, "eos_token_id": [4, 299], "pad_token_id": 5}
-    edit(model / "config.json", resid_pdrop=0.1, summary_type="mean", transformers_version="4.0", dtype="float16",
+    edit_json(model / "config.json", resid_pdrop=0.1, summary_type="mean", transformers_version="4.0", dtype="float16",
          **roles)
     generation = '{"eos_token_id": [4, 299],\n "temperature": 0.7, "transformers_version": "4.0"}'
     (model / "generation_config.json").write_text(generation)
@@ -59,7 +55,7 @@ def test_a_tokenizer_without_a_length_gets_none_and_that_of_a_new_model_has_the_
 
 def test_config_json_has_the_tokens_of_another_tokenizer_and_a_line_says_so(model, data, tmp_path):
     for name in ("config.json", "generation_config.json"):
-        edit(model / name, eos_token_id=7, pad_token_id=8)
+        edit_json(model / name, eos_token_id=7, pad_token_id=8)
     own = tune("--init", model, out=tmp_path / "own", data=data)
     assert f"texts end with token 7 in {model}/config.json, and with 299 in the tokenizer {model}: both stay" in own.err
     assert configs(Run(tmp_path / "own").checkpoint(1))[0]["eos_token_id"] == 7
@@ -67,14 +63,14 @@ def test_config_json_has_the_tokens_of_another_tokenizer_and_a_line_says_so(mode
     assert "checkpoints have the tokens of the tokenizer" in other.err
     for found in configs(Run(tmp_path / "other").checkpoint(1)):
         assert found["eos_token_id"] == found["bos_token_id"] == 299 and found.get("pad_token_id") is None
-    edit(model / "config.json", eos_token_id=[7, 299])
+    edit_json(model / "config.json", eos_token_id=[7, 299])
     assert "texts end with" not in tune("--init", model, data=data).err
 
 
 def test_generate_ends_at_each_of_the_tokens_that_end_a_text(model, tmp_path):
     sample = [PROGRAM, "generate --temperature 0 --max-tokens 40 --prompt king --init", model]
     assert len(run(*sample).out) > len("king\n")
-    edit(model / "config.json", eos_token_id=[299, *range(299)])
+    edit_json(model / "config.json", eos_token_id=[299, *range(299)])
     assert run(*sample).out == "king\n"
 
 
@@ -96,7 +92,7 @@ def test_a_larger_vocabulary_adds_rows_that_depend_on_the_seed_alone(model, data
     less = tune("--vocab-size 299 --init", model, data=data)
     assert less.code == 2 and "has a vocabulary of 300; give that, or leave the option out, or give more" in less.err
     tokenizer = json.loads((model / "tokenizer.json").read_text())
-    edit(model / "tokenizer.json", added_tokens=[*tokenizer["added_tokens"], {
+    edit_json(model / "tokenizer.json", added_tokens=[*tokenizer["added_tokens"], {
         "id": 300, "content": "<new>", "special": True, "normalized": False}])
     assert "--vocab-size 301 adds them" in tune("--allow-other-tokenizer --init", model, data=data).err
 
@@ -126,7 +122,7 @@ def test_a_checkpoint_over_which_transformers_has_saved_is_a_model_alone(trained
     shutil.copy(older / "model.safetensors", saved)
     sample = [PROGRAM, "generate --temperature 0 --max-tokens 9 --prompt king --init"]
     refused(65, "the checkpoint is damaged", *sample, saved)
-    edit(saved / "config.json", transformers_version="5.24.0")
+    edit_json(saved / "config.json", transformers_version="5.24.0")
     loss = [PROGRAM, "eval --val-data", data / "val_*.bin", "--init"]
     for command, model in ((sample, saved), (sample, out), (loss, saved)):
         done = run(*command, model)

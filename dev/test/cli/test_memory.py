@@ -5,16 +5,11 @@ import os
 import re
 
 import pytest
-from harness import PROGRAM, Run, execute, no_mpi_because, refused, run, train, train_command
+from harness import PROGRAM, Run, execute, limited, no_mpi_because, refused, run, train, train_command
 
 # The embedding makes this model so large that the memory of the program and its libraries, 20 MB, hardly counts.
 LARGE = "--heads 12 --channels 768 --vocab-size 50257 --micro-batch 1 --global-batch 0 --steps 1 --warmup 0"
 AUTO = "--precision fp32 --layers 8 --heads 4 --channels 128 --seq-len 1024 --global-batch 0 --steps 1 --warmup 0"
-
-
-def limited(kib):
-    """The words that run a command with this much address space."""
-    return ["bash", "-c", 'ulimit -v "$0" && exec "$@"', kib]
 
 
 @pytest.mark.isa
@@ -40,8 +35,8 @@ def test_micro_batch_auto_fits_the_memory(data):
     def command(*options):
         return train_command(AUTO, "--micro-batch auto", *options, out="", data=data, val=False)
 
-    run(limited(600000), command())
-    refused(2, "--micro-batch auto: one sequence of 1024 tokens needs", limited(600000),
+    run(limited("-v 600000"), command())
+    refused(2, "--micro-batch auto: one sequence of 1024 tokens needs", limited("-v 600000"),
             command("--layers 12 --heads 12 --channels 768"))
 
 
@@ -53,9 +48,9 @@ def test_eval_refuses_a_micro_batch_beyond_memory_and_the_one_that_it_advises_fi
     model = train("--heads 8 --channels 512 --seq-len 64 --global-batch 0 --steps 1 --warmup 0 --val-every 0",
                   out=tmp_path / "run", data=data)
     evaluate = [PROGRAM, "eval", "--val-data", str(data / "val_*.bin"), "--init", str(model), "--micro-batch"]
-    result = refused(2, "--micro-batch 1000000 with --seq-len 64 needs ", limited(600000), evaluate, 1000000)
+    result = refused(2, "--micro-batch 1000000 with --seq-len 64 needs ", limited("-v 600000"), evaluate, 1000000)
     advised = re.search(r"iB are free; try --micro-batch ([0-9]*)$", result.errors[0])[1]
-    run(limited(600000), evaluate, int(0.95 * int(advised)))
+    run(limited("-v 600000"), evaluate, int(0.95 * int(advised)))
     if not no_mpi_because():  # ranks on one host share its memory
         alone = mib_free("needs ", evaluate, 1048576)
         assert 0 < mib_free("error: rank 0 on ", evaluate, 1048576, "--ranks 2") < 0.75 * alone
@@ -66,12 +61,12 @@ def test_too_little_memory_refuses_a_run_and_its_resume_and_changes_no_checkpoin
         return {path: path.read_bytes() for path in out.folder.glob("step_*/*")}
 
     large, options = tmp_path / "large", "--channels 256 --layers 12 --checkpoint-every 4"
-    error = refused(1, "no memory for ", limited(400000), train_command(LARGE, out=large, data=data)).errors[0]
+    error = refused(1, "no memory for ", limited("-v 400000"), train_command(LARGE, out=large, data=data)).errors[0]
     assert re.match(r"error: no memory for [^:]*: [0-9,]* bytes asked, .*\(ulimit -v\), .*; (lower|the model)", error)
     assert not list(large.glob("step_*"))
     out = train(options, "--steps 4", out=tmp_path / "run", data=data)
     before = checkpoints()
-    refused(1, "no memory for ", limited(150000), train_command(options, "--steps 8 --resume", out=out, data=data))
+    refused(1, "no memory for ", limited("-v 150000"), train_command(options, "--steps 8 --resume", out=out, data=data))
     assert before and checkpoints() == before
 
 
@@ -80,7 +75,7 @@ def test_a_run_under_any_ulimit_saves_all_checkpoints_or_ends_with_one_sentence(
     for kib in range(60000, 180000, 12000):
         out = tmp_path / str(kib)
         options = "--layers 2 --channels 256 --steps 6 --checkpoint-every 2 --keep 0 --quiet=0"
-        result = execute(limited(kib), train_command(options, out=out, data=data, val=False))
+        result = execute(limited(f"-v {kib}"), train_command(options, out=out, data=data, val=False))
         codes.append(result.code)
         assert result.code in (0, 1) and "bad_alloc" not in result.err, result
         if result.code == 0:
@@ -95,7 +90,7 @@ def test_a_run_under_any_ulimit_saves_all_checkpoints_or_ends_with_one_sentence(
 def test_threads_that_cannot_be_started_are_refused_with_the_number_that_can(tmp_path, data):
     command = train_command("--steps 1", out=tmp_path / "run", data=data)
     many = {"OMP_NUM_THREADS": 1000}
-    error = refused(2, "1000 threads are wanted, and ", limited(2000000), command, env=many).errors[0]
+    error = refused(2, "1000 threads are wanted, and ", limited("-v 2000000"), command, env=many).errors[0]
     can = re.search("set OMP_NUM_THREADS=([0-9]+)$", error)[1]
     assert 1 < int(can) < 300
     refused(2, "OMP_NUM_THREADS=5000 is more than 4096 threads", command, env={"OMP_NUM_THREADS": 5000})

@@ -7,7 +7,7 @@ import shutil
 import signal
 
 import pytest
-from harness import ROOT, execute, make_script, run, wait_until
+from harness import ROOT, execute, make_script, on_path, run, wait_until
 
 TRAINER = """
 case $* in
@@ -40,7 +40,7 @@ def quickstart(tree):
         (tree / f"data/bible_austen/text/{text}.txt").write_text("a text")
 
     def begin(speed="", by=execute, **env):
-        env = {"PATH": f"{tree}/bin:{os.environ['PATH']}", "SPEED": speed, "TRAIN_SECONDS": None, **env}
+        env = on_path(tree / "bin", SPEED=speed, **{"TRAIN_SECONDS": None, **env})
         return by("scripts/quickstart.sh", cwd=tree, env=env)
 
     begin.tree = tree

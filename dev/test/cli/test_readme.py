@@ -4,13 +4,13 @@ model and a few steps. Downloads come from a folder on this machine. Commands th
 
 import hashlib
 import json
-import os
 import random
 import re
 import shutil
 
 import pytest
-from harness import MPI_ENVIRONMENT, ROOT, Run, execute, make_script, make_shards, make_text, no_mpi_because, run
+from harness import (MPI_ENVIRONMENT, ROOT, Run, execute, make_script, make_shards, make_text, no_mpi_because, on_path,
+                     run)
 
 PAGES = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
 SHORT = "--layers 2 --heads 2 --channels 32 --seq-len 16 --micro-batch 2 --global-batch 64 --steps 2 --warmup 0 " \
@@ -40,8 +40,8 @@ def as_written(beginning, tree, **env):
     command = next(command for command in commands() if command.startswith(beginning))
     if COMMANDS[beginning]:
         command = command.replace("--model d12", "")
-    env = {"PATH": f"{tree}/bin:{os.environ['PATH']}", "HF_ENDPOINT": f"file://{tree}/hub", **env}
-    run(["bash", "-c", f"{command} {COMMANDS[beginning]}"], cwd=tree, env=env)
+    run(["bash", "-c", f"{command} {COMMANDS[beginning]}"], cwd=tree,
+        env=on_path(tree / "bin", HF_ENDPOINT=f"file://{tree}/hub", **env))
 
 
 def test_every_command_of_the_pages_is_tested_here():

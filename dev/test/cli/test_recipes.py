@@ -1,11 +1,10 @@
 """test_recipes.py: the recipes scripts/run_gpt*: their plans, and how they start training again."""
 
-import os
 import re
 import shutil
 
 import pytest
-from harness import ROOT, execute, make_script, refused, run
+from harness import ROOT, execute, make_script, on_path, refused, run
 
 RECIPES = sorted(path.name for path in (ROOT / "scripts").glob("run_gpt*"))
 
@@ -64,8 +63,7 @@ def recipe(tmp_path):
 
     def start(script, *codes, **env):
         (tmp_path / "codes").write_text("\n".join(map(str, codes)) + "\n")
-        env["PATH"] = f"{tmp_path}/bin:{os.environ['PATH']}"
-        result = execute(f"scripts/{script} --seed 7", cwd=tmp_path, env=env)
+        result = execute(f"scripts/{script} --seed 7", cwd=tmp_path, env=on_path(tmp_path / "bin", **env))
         runs = (tmp_path / "runs").read_text().splitlines()
         for line in runs:
             assert re.search(r"--train-data data/fineweb10B/\*train_\*.bin .* --resume --seed 7$", line)

@@ -9,7 +9,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from harness import PROGRAM, STOP_SIGNALS, Run, assert_same_run, close, execute, run, train, train_command
+from harness import (PROGRAM, STOP_SIGNALS, Run, assert_same_run, close, execute, overwrite, run, train,
+                     train_command)
 
 FORMS = {
     "fp32": "--precision fp32",
@@ -214,12 +215,9 @@ def test_data_that_become_unreadable_end_the_run_after_a_save(loss, code, train_
     process = train_in_background(LONG, out=run, data=spoilt, val=False)
     process.wait_for_step(run, 0)
     if loss == "cut":
-        with open(shard, "r+b") as file:
-            file.truncate(5000)
+        os.truncate(shard, 5000)
     elif loss == "token":
-        with open(shard, "r+b") as file:
-            file.seek(1024)
-            file.write(b"\xff" * (shard.stat().st_size - 1024))
+        overwrite(shard, 1024, b"\xff" * (shard.stat().st_size - 1024))
     else:
         shard.unlink()
     assert process.wait() == code
@@ -235,9 +233,7 @@ def test_a_bad_token_in_the_validation_data_ends_the_run_after_a_save(train_in_b
     shard = next(spoilt.glob("val_*.bin"))
     process = train_in_background(ENDLESS.replace("--val-every 0", "--val-every 300"), 10000000, out=run, data=spoilt)
     process.wait_for_step(run, 0)
-    with open(shard, "r+b") as file:
-        file.seek(1024)
-        file.write(b"\xff" * 100)
+    overwrite(shard, 1024, b"\xff" * 100)
     assert process.wait() == 65
     assert saved(run)
     assert f"error: {shard}: token " in process.output

@@ -35,68 +35,28 @@ def as_float(values):
 # ---- TensorBoard
 
 
-def crc(data):
-    """CRC-32C with TFRecord's mask."""
-    value = 0xFFFFFFFF
-    for byte in data:
-        value ^= byte
-        for _ in range(8):
-            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
-    value ^= 0xFFFFFFFF
-    return ((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-
 def records(path):
+    """Yields the events of a file. test_log.cpp and TensorBoard itself check lengths and checksums."""
     data = path.read_bytes()
     while data:
-        length, check = struct.unpack("<QI", data[:12])
-        assert check == crc(data[:8])
-        record, (check,) = data[12:12 + length], struct.unpack("<I", data[12 + length:16 + length])
-        assert len(record) == length and check == crc(record)
-        yield record
-        data = data[16 + length:]
-
-
-def message(data):
-    """Returns [(number, value)] of the fields of a message of Protocol Buffers."""
-    fields, at = [], 0
-
-    def varint():
-        nonlocal at
-        value = shift = 0
-        while True:
-            at += 1
-            value |= (data[at - 1] & 127) << shift
-            shift += 7
-            if data[at - 1] < 128:
-                return value
-
-    while at < len(data):
-        key = varint()
-        size = {1: 8, 5: 4}.get(key & 7)
-        value = varint() if size is None else None
-        if key & 7 == 2:
-            size = value
-        if size is not None:
-            value, at = data[at:at + size], at + size
-        fields.append((key >> 3, value))
-    return fields
+        size = int.from_bytes(data[:8], "little")
+        yield data[12:12 + size]
+        data = data[16 + size:]
 
 
 def read_events(folder):
     """Returns {(tag, step): value} of a folder. The start of a session removes what comes from its step on."""
     found = {}
     for path in sorted(folder.glob("events.out.tfevents.*")):
-        events = [message(record) for record in records(path)]
-        assert (3, b"brain.Event:2") in events[0]
-        for fields in map(dict, events[1:]):
-            assert 1.6e9 < struct.unpack("<d", fields[1])[0] < 1e10
-            step = fields.get(2, 0)
-            if 7 in fields:
-                assert message(fields[7]) == [(1, 1)]
+        version, *events = records(path)
+        assert version.endswith(b"brain.Event:2")
+        for event in events:
+            time, digits, content = re.fullmatch(rb"\t(.{8})(?:\x10([\x80-\xff]*.))?(.*)", event, re.DOTALL).groups(b"")
+            assert 1.6e9 < struct.unpack("<d", time)[0] < 1e10
+            step = sum((digit & 127) << 7 * i for i, digit in enumerate(digits))
+            if content == b"\x3a\x02\x08\x01":
                 found = {(tag, at): value for (tag, at), value in found.items() if at < step}
-            for _, value in message(fields.get(5, b"")):
-                tag, number = (dict(message(value))[i] for i in (1, 2))
+            for tag, number in re.findall(rb"\n.\n.((?:step|val|eval)/[\w/]+)\x15(.{4})", content, re.DOTALL):
                 assert (tag.decode(), step) not in found
                 found[tag.decode(), step] = struct.unpack("<f", number)[0]
     return found

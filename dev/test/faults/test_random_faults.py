@@ -12,7 +12,7 @@ import signal
 import time
 
 import pytest
-from harness import Run, assert_same_run, execute, no_mpi_because, ranks_of, runs, train, wait_until
+from harness import Run, assert_same_run, execute, no_mpi_because, overwrite, ranks_of, runs, train, wait_until
 
 pytestmark = [pytest.mark.faults, pytest.mark.skipif(bool(no_mpi_because()), reason=no_mpi_because())]
 STEPS = 400
@@ -67,11 +67,7 @@ def full_disk(process, out, **_):
 def flip_bit(process, rng, out, **_):
     file = rng.choice(sorted((out / out.latest()).iterdir()))
     at, bit = rng.randrange(file.stat().st_size), rng.randrange(8)
-    with open(file, "r+b") as opened:
-        opened.seek(at)
-        byte = opened.read(1)[0] ^ 1 << bit
-        opened.seek(at)
-        opened.write(bytes([byte]))
+    overwrite(file, at, bytes([file.read_bytes()[at] ^ 1 << bit]))
     print(f"bit {bit} of byte {at} of {file} flipped, and a rank killed")
     to_a_rank(signal.SIGKILL)(process, rng)
 
