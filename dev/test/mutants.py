@@ -84,7 +84,7 @@ MUTANTS = [
      "|| byte >= 174;", "|| byte >= 173;", "test_tokenizer_files test_tokenizer"),
     ("tokenizer", "of pairs with equal counts the one with larger tokens is merged first", "text/bpe_train.cpp",
      "? left > other.left", "? left < other.left", "test_bpe_train"),
-    ("options", "the default of --beta2 is PyTorch's 0.999", "train/options.h", "beta2 = 0.95", "beta2 = 0.999",
+    ("options", "the default of --beta2 is PyTorch's 0.999", "train/options.inc", "beta2, 0.95", "beta2, 0.999",
      "test_options"),
     ("options", "--beta1 1 is accepted, and divides by zero", "train/options.inc", 'the first moment", 0, 1 - 1e-9)',
      'the first moment", 0, 1)', "test_options"),

@@ -204,7 +204,8 @@ Parser::Parser(const Options& options) : o(options) {
     const char* section = "";
     bool listed = false;
 #define SECTION(commands, title) section = title, listed = own & (commands);
-#define OPTION(kind, letter, field, ...) \
+#define OPTION(kind, letter, field, initial, ...) AGAIN(kind, letter, field, __VA_ARGS__)
+#define AGAIN(kind, letter, field, ...) \
     if (listed) add(section, kind, letter, #field, o.field, __VA_ARGS__);
 #include "train/options.inc"
     if (own & TRAINING)
