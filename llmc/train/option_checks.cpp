@@ -1,5 +1,7 @@
-// option_checks.cpp: refuses options that contradict each other, and sets those that follow from others.
+// option_checks.cpp: refuses unknown options and those that contradict each other, and sets those that follow from
+// others.
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include <unistd.h>
@@ -123,4 +125,49 @@ void resolve_steps(Options& o, int64_t steps_per_epoch) {
     ENSURE(o.warmup_steps <= o.steps, "--warmup %lld is longer than the run of %lld step%s; try --warmup %lld",
            static_cast<long long>(o.warmup_steps), static_cast<long long>(o.steps), o.steps == 1 ? "" : "s",
            static_cast<long long>(usual));
+}
+
+// ---- names that are no options
+
+// Options of nanoGPT and llm.c. --cudnn is of version 0.3.0, and goes after the next one.
+static constexpr struct {
+    const char *name, *use;
+} replaced[] = {
+    {"--cudnn", "--attention auto in place of on, mma in place of off"},
+    {"--batch-size", "--micro-batch, in sequences per rank; --global-batch is in tokens per step"},
+    {"--gradient-accumulation-steps", "--global-batch, in tokens per step over all ranks"},
+    {"--max-iters", "--steps"},
+    {"--learning-rate", "--lr"},
+    {"--block-size", "--seq-len"},
+    {"--eval-iters", "--val-tokens, in tokens over all ranks"},
+    {"-m", "--val-tokens, in tokens over all ranks"},
+    {"-r", "--recompute none, gelu or layer"},
+    {"-w", "--master-weights on or off"},
+    {"-f", "--precision"},
+};
+
+// Counts the insertions, deletions and substitutions that turn a into b.
+static size_t edit_distance(const std::string& a, const std::string& b) {
+    std::vector<size_t> row(b.size() + 1);
+    std::iota(row.begin(), row.end(), 0);
+    for (size_t i = 1; i <= a.size(); i++) {
+        size_t diagonal = std::exchange(row[0], i);
+        for (size_t j = 1; j <= b.size(); j++)
+            diagonal = std::exchange(row[j], std::min({row[j] + 1, row[j - 1] + 1, diagonal + (a[i - 1] != b[j - 1])}));
+    }
+    return row[b.size()];
+}
+
+std::string unknown_option(const std::string& name, const std::vector<std::string>& known) {
+    std::string dashed = name, nearest;
+    if (name.starts_with("--")) std::ranges::replace(dashed, '_', '-');  // --max_iters
+    for (const auto& row : replaced)
+        if (row.name == dashed) return format("there is no %s; use %s", name.c_str(), row.use);
+    size_t least = 1 + std::max<size_t>(2, name.size() / 3);
+    for (const std::string& other : known) {
+        const bool part = name.size() > 4 && other.find(name.substr(2)) != std::string::npos;  // --batch
+        const size_t distance = part ? 1 : edit_distance(name, "--" + other);
+        if (distance < least) nearest = "; did you mean --" + other + "?", least = distance;
+    }
+    return format("unknown option %s%s (see --help)", name.c_str(), name.starts_with("--") ? nearest.c_str() : "");
 }

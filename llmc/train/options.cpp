@@ -80,7 +80,6 @@ struct Parser {
     void read_command_line(int argc, const char* const* argv);
     void read_text(const std::string& path, const std::string& text, bool saved);
     void read_saved();
-    std::string toml_of(const Json& run);
 };
 }  // namespace
 
@@ -154,8 +153,6 @@ static void set(T& field, const std::string& name, unsigned kind, const std::str
         field = T(std::is_enum_v<T> ? word : !word);  // "on" of "on|off" is true
     } else {
         field = T(text == "1" || text == "true");
-        const std::string gone = replacement(name + "=" + text);
-        ENSURE(gone.empty(), "%s", gone.c_str());
         ENSURE(bool(field) || text == "0" || text == "false", "%s: '%s' is neither true nor false", name.c_str(),
                text.c_str());
     }
@@ -264,19 +261,6 @@ void Parser::read_text(const std::string& path, const std::string& text, bool sa
     }
 }
 
-// Returns the options that version 0.2.0 has saved in run.json, in the form of run.toml. Goes after 0.3.0.
-std::string Parser::toml_of(const Json& run) {
-    std::string text = "directory = " + json_quoted(run.value("directory", std::string())) + "\n";
-    const Json& options = run["options"];
-    for (const auto& [old_name, old] : options.members) {
-        const std::string name = old_name == "hash-check" ? "check-replicas" : old_name;
-        const Json value = old == "rollback" ? "skip" : name == "checkpoint-async" && old == "auto" ? "on" : old;
-        const bool spikes = name != "spike-z" || (options.contains("on-spike") && options["on-spike"] != "warn");
-        if (find("--" + name) && spikes) text += name + " = " + json_text(value) + "\n";
-    }
-    return text;
-}
-
 void Parser::read_saved() {
     const std::string here = o.output == "." ? current_directory() : o.output;
     const std::string run = parent_directory(here), name = here.substr(here.rfind('/') + 1);
@@ -284,9 +268,8 @@ void Parser::read_saved() {
         o.taken = " (" + here + " is a checkpoint of this run, which continues from its newest one)";
         o.output = run;
     }
-    const std::string path = o.output + "/run.toml", old_path = o.output + "/run.json";
+    const std::string path = o.output + "/run.toml";
     if (path_exists(path)) return read_text(path, read_file(path, 1 << 20), true);
-    if (path_exists(old_path)) return read_text(old_path, toml_of(read_json_object(old_path, 16 << 20)), true);
     ENSURE(o.command == Command::plan || !o.train_data.empty(),
            "--train-data is missing, and %s, from which --resume takes options, does not exist: give the --output of a "
            "run, or all options",
@@ -352,8 +335,6 @@ static Command find_command(const std::string& first) {
     if (first.empty() || first[0] == '-') return Command::train;
     for (int i = 0; i < int(Command::help); i++)
         if (first == command_names[i]) return Command(i);
-    const std::string use = replacement(first);
-    ENSURE(use.empty(), "%s", use.c_str());
     fail(EXIT_USAGE,
          "unknown command '%s'; the commands are train, generate, eval, plan, tokenize and export (see --help)",
          first.c_str());

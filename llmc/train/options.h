@@ -49,9 +49,7 @@ Options parse_options(int argc, const char* const* argv);
 
 // Parts of it. check_options refuses contradictions, and sets options that follow from others.
 void check_options(Options& options);
-// Returns "there is no --max_iters; use --steps", or "" for a name that has no replacement.
-std::string replacement(const std::string& name);
-// Says that there is no such option, and which of the known ones may be meant.
+// Says that there is no such option, and which of the known ones may be meant, or what replaces it.
 std::string unknown_option(const std::string& name, const std::vector<std::string>& known);
 
 const char* command_name(Command command);

@@ -144,11 +144,9 @@ TEST_CASE("bad values, unknown options, and those of other trainers are refused,
     CHECK(train({"--schedule=wsd", "--cooldown=1"}).cooldown == 1.0);
     expect_refused("tokenize a ", {{"--steps 4", "unknown option --steps"}});
     expect_refused("",
-                   {{"--gpus 2", "there is no --gpus; use --ranks N, or --ranks all; CUDA_VISIBLE_DEVICES chooses"},
-                    {"--max_iters 5", "there is no --max_iters; use --steps"},
+                   {{"--max_iters 5", "there is no --max_iters; use --steps"},
                     {"--cudnn off", "there is no --cudnn; use --attention auto in place of on, mma in place of off"},
-                    {"-m 5", "use --val-tokens"},
-                    {"verify out", "use --resume or --init"}});
+                    {"-m 5", "use --val-tokens"}});
 }
 
 #ifdef __OPTIMIZE__
@@ -378,7 +376,7 @@ TEST_CASE("an invalid file is refused, and the message names it") {
         CHECK(error(line).starts_with("65 "));
         CHECK(contains(error(line), "run.toml"));
     }
-    CHECK(contains(error("hash-check = 5"), "use --check-replicas"));
+    CHECK(contains(error("max-iters = 5"), "use --steps"));
     CHECK(contains(error("config = 'a b'"), "run.toml: config = 'a b': a file names no further one; put its options"));
     CHECK(contains(refusal({"--resume", "--output", "no/such"}), "no/such/run.toml"));
     CHECK(train({"--resume", "--output", "no/such"}).resume);
@@ -401,20 +399,4 @@ TEST_CASE("relative paths of a run that was started in another directory become 
         CHECK(contains(run_toml(back), name + " = \"" + there.path + "/rel\""));
         if (!data.empty()) CHECK(back.train_data == "/b");
     }
-}
-
-TEST_CASE("a run of version 0.2.0 is resumed from run.json") {
-    const TemporaryDirectory out;
-    write_bytes(out / "run.json",
-                R"({"version": "0.2.0", "directory": "/no/such", "options": {"train-data": "x#\"'\u00e9",
-        "layers": 1, "heads": 1, "channels": 16, "model": "", "lr": 1e-3, "hash-check": 50, "on-nan": "rollback",
-        "spike-z": 6, "on-spike": "warn", "checkpoint-async": "auto", "gpus": "2", "keep-best": false, "warmup": -1,
-        "timeout-step": -1, "output": "elsewhere", "resume": false, "micro-batch": "auto"}})");
-    const Options o = resumed(out);
-    CHECK((o.train_data == "x#\"'é" && o.layers == 1 && o.lr == 1e-3 && o.check_replicas == 50 &&
-           o.on_nan == OnNan::skip));
-    CHECK((o.spike_z == 0.0 && o.checkpoint_async && o.warmup == -1 && o.micro_batch == 0));
-    CHECK(o.output == out.path);
-    write_bytes(out / "run.json", R"({"options": {"train-data": 7, "lr": null}})");
-    CHECK_THROWS_WITH_AS(resumed(out), doctest::Contains("run.json"), Error);
 }
