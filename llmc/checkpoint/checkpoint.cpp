@@ -12,7 +12,6 @@
 #include <utility>
 
 #include "base/files.h"
-#include "base/json.h"
 #include "checkpoint/safetensors.h"
 
 constexpr int format_version = 1;
@@ -101,18 +100,12 @@ static std::string checksum_of_state(Json state) {
 static std::string state_json(const TrainerState& state, const std::map<std::string, FileSum>& files) {
     Json list;
     for (const auto& [name, sum] : files) list[name] = {{"size", sum.size}, {"xxh3_64", hex(sum.xxh3)}};
-    Json out = {{"best_loss", state.best_loss},
-                {"best_step", state.best_step},
-                {"data", parse_json(state.data, "the data's description")},
-                {"files", list},
-                {"format", format_version},
-                {"health", parse_json(state.health, "the run's health")},
-                {"options", parse_json(state.options, "the run's options")},
-                {"position", state.position},
-                {"seed", state.seed},
-                {"step", state.step},
-                {"tokens", state.tokens},
-                {"val_loss", state.val_loss},
+    Json out = {{"best_loss", state.best_loss}, {"best_step", state.best_step},
+                {"data", state.data},           {"files", list},
+                {"format", format_version},     {"health", state.health},
+                {"options", state.options},     {"position", state.position},
+                {"seed", state.seed},           {"step", state.step},
+                {"tokens", state.tokens},       {"val_loss", state.val_loss},
                 {"val_step", state.val_step}};
     out["xxh3_64"] = checksum_of_state(out);
     return json_file(out);
@@ -362,10 +355,6 @@ TrainerState read_trainer_state(const std::string& dir) {
             bad_state(path, format("%s is %llu, which is impossible", name, static_cast<unsigned long long>(value)));
         return int64_t(value);
     };
-    const auto object = [&](const char* name) {
-        if (state.at(name).type != Json::object) throw JsonError("is no object");
-        return json_text(state.at(name));
-    };
     try {
         TrainerState out;
         out.step = count("step", std::numeric_limits<int>::max() - 1);  // the optimizer counts steps from 1 in an int
@@ -378,22 +367,19 @@ TrainerState read_trainer_state(const std::string& dir) {
             out.best_step = count("best_step", uint64_t(out.step));
             out.best_loss = state.at("best_loss").type == Json::null ? INFINITY : state.at("best_loss").get<double>();
         }
-        out.options = object("options");
-        out.data = json_text(state.at("data"));
-        if (state.contains("health")) out.health = object("health");
+        out.options = state.at("options");
+        if (out.options.type != Json::object) throw JsonError("is no object");
+        out.data = state.at("data");
+        out.health = state["health"];
         return out;
     } catch (const JsonError&) {
         bad_state(path, "a value is missing or of the wrong type");
     }
 }
 
-static std::pair<Json, Json> validation_of(const TrainerState& state) {
-    const Json data = parse_json(state.data, "the data in trainer.json"),
-               options = parse_json(state.options, "the options in trainer.json");
-    return {data["val"], options["val-tokens"]};
+bool same_validation(const TrainerState& a, const TrainerState& b) {
+    return a.data["val"] == b.data["val"] && a.options["val-tokens"] == b.options["val-tokens"];
 }
-
-bool same_validation(const TrainerState& a, const TrainerState& b) { return validation_of(a) == validation_of(b); }
 
 std::string best_checkpoint(const std::string& output) {
     std::string best;

@@ -21,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "base/json.h"
 #include "checkpoint/hf.h"
 
 // The state of a run other than its tensors.
@@ -29,14 +30,14 @@ struct TrainerState {
     int64_t position = 0;  // training windows taken: the position of the next window in the data order
     int64_t tokens = 0;    // tokens trained on
     uint64_t seed = 0;
-    double val_loss = -1;        // the last validation loss; -1: not measured yet
-    int64_t val_step = -1;       // the step of that validation; -1: unknown
-    double val_bytes = 0;        // mean bytes of a token that is validated, for the model card; 0: unknown; not saved
-    double best_loss = 0;        // the lowest validation loss since --patience was given; infinity: it was NaN
-    int64_t best_step = -1;      // the step of that validation; -1: there is none
-    std::string options = "{}";  // JSON object: the options of the run
-    std::string data = "{}";     // JSON object: what identifies the training data
-    std::string health = "{}";   // JSON object: Outliers::json (train/monitor.h)
+    double val_loss = -1;    // the last validation loss; -1: not measured yet
+    int64_t val_step = -1;   // the step of that validation; -1: unknown
+    double val_bytes = 0;    // mean bytes of a token that is validated, for the model card; 0: unknown; not saved
+    double best_loss = 0;    // the lowest validation loss since --patience was given; infinity: it was NaN
+    int64_t best_step = -1;  // the step of that validation; -1: there is none
+    Json options;            // object: the options of the run
+    Json data;               // object: what identifies the training data
+    Json health;             // object: Outliers::json (train/monitor.h); null: nothing is known
 };
 
 // Contents of the tensor files of a checkpoint.

@@ -19,41 +19,41 @@ static Json run_info(const Run& run, const DeviceInfo& device) {
     const Options& o = run.options;
     const GPT2Config& config = run.start.config;
     const Corpus &data = run.data.train, &val = run.data.val;
-    Json first_line = {
-        {"version", version()},
-        {"command_line", o.command_line},
-        {"directory", current_directory()},
-        {"device", device.name},
-        {"peak_flops", peak_flops(device, run.dtype)},
-        {"peak_source", device.peak_source},
-        {"libraries", device_libraries()},
-        {"precision", o.precision == Precision::fp8 ? "fp8" : dtype_name(run.dtype)},
-        {"world_size", run.groups.world.world_size},
-        {"threads", openmp_threads()},
-        {"model",
-         {{"layers", config.L},
-          {"heads", config.NH},
-          {"channels", config.C},
-          {"vocab_size", config.V},
-          {"positions", config.max_T},
-          {"parameters", count_parameters(config)},
-          {"flops_per_token", flops_per_token(config, run.batch.T)}}},
-        {"data", {{"train", o.train_data}, {"tokens", data.tokens}, {"fingerprint", hex(data.fingerprint)}}},
-        {"tokens_per_step", run.batch.tokens_per_step},
-        {"options", parse_json_object(options_json(o), "the options")},
-        {"cpu_isa", device.cpu_isa}};  // empty on a GPU
-    first_line["seq_len"] = run.batch.T;
-    first_line["data"]["first_shard"] = first_shard(data);
-    first_line["val_data"] = {{"first_shard", first_shard(val)}, {"fingerprint", hex(val.fingerprint)}};
-    return first_line;
+    return {{"version", version()},
+            {"command_line", o.command_line},
+            {"directory", current_directory()},
+            {"device", device.name},
+            {"peak_flops", peak_flops(device, run.dtype)},
+            {"peak_source", device.peak_source},
+            {"libraries", device_libraries()},
+            {"precision", o.precision == Precision::fp8 ? "fp8" : dtype_name(run.dtype)},
+            {"world_size", run.groups.world.world_size},
+            {"threads", openmp_threads()},
+            {"model",
+             {{"layers", config.L},
+              {"heads", config.NH},
+              {"channels", config.C},
+              {"vocab_size", config.V},
+              {"positions", config.max_T},
+              {"parameters", count_parameters(config)},
+              {"flops_per_token", flops_per_token(config, run.batch.T)}}},
+            {"seq_len", run.batch.T},
+            {"data",
+             {{"train", o.train_data},
+              {"first_shard", first_shard(data)},
+              {"tokens", data.tokens},
+              {"fingerprint", hex(data.fingerprint)}}},
+            {"val_data", {{"first_shard", first_shard(val)}, {"fingerprint", hex(val.fingerprint)}}},
+            {"tokens_per_step", run.batch.tokens_per_step},
+            {"options", options_json(o)},
+            {"cpu_isa", device.cpu_isa}};  // empty on a GPU
 }
 
 // Warns if the data are not those of the checkpoint that the run resumes.
 static void compare_data(const Run& run, const TrainerState& state, Log& log) {
-    const Json before = parse_json(state.data, "the data in trainer.json"),
-               now = parse_json(run.describe_data(), "the data of this run");
+    const Json now = run.describe_data();
     for (const auto& [name, fingerprint] : now.members)
-        if (before.contains(name) && before[name] != fingerprint)
+        if (state.data.contains(name) && state.data[name] != fingerprint)
             log.warn("the " + name +
                      " data differ from those of the checkpoint; training continues at the same position");
 }
@@ -62,7 +62,7 @@ static void compare_data(const Run& run, const TrainerState& state, Log& log) {
 static std::string describe_rate(const Run& run, const TrainerState& state) {
     if (state.step >= run.options.steps) return "";
     Options before = run.options;
-    const Json saved = parse_json_object(state.options, "the options in trainer.json");
+    const Json& saved = state.options;
     before.steps = saved.value("steps", before.steps);
     before.lr = saved.value("lr", before.lr);
     const std::string word = saved.value("schedule", option_text(before, "schedule"));

@@ -9,7 +9,6 @@
 
 #include "base/common.h"
 #include "base/host.h"
-#include "base/json.h"
 
 // The mean plus z standard deviations. Without a full window, or if all values are the same: FLT_MAX. The sums are
 // computed anew, because running sums would round differently after a resume.
@@ -56,17 +55,16 @@ Outliers::Finding Outliers::add(int64_t step, float loss, float norm, float fact
     return finding;
 }
 
-std::string Outliers::json() const {
+Json Outliers::json() const {
     const auto pair = [](const StepLimits& l) { return Json(std::vector{l.loss, l.norm}); };
-    return json_text({{"losses", losses},
-                      {"norms", norms},
-                      {"limits", std::vector{pair(limits[0]), pair(limits[1])}},
-                      {"skipped_in_row", skipped_in_row}});
+    return {{"losses", losses},
+            {"norms", norms},
+            {"limits", std::vector{pair(limits[0]), pair(limits[1])}},
+            {"skipped_in_row", skipped_in_row}};
 }
 
-void Outliers::restore(const std::string& text, const std::string& where) {
-    const Json saved = parse_json_object(text, where);
-    if (saved.members.empty()) return;
+void Outliers::restore(const Json& saved, const std::string& where) {
+    if (saved.type == Json::null) return;
     try {
         losses = saved.at("losses").list<float>();
         norms = saved.at("norms").list<float>();

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/json.h"
 #include "train/gradients.h"
 
 // Outlier detection by z-score over the last 128 steps, as in llm.c (--on-nan, --spike-z). The device skips the
@@ -30,8 +31,8 @@ struct Outliers {
     // Counts a finished step. factor: by which the device scaled the gradients, as ops::clip_factor says.
     Finding add(int64_t step, float loss, float norm, float factor);
 
-    std::string json() const;  // a checkpoint stores it
-    void restore(const std::string& json, const std::string& where);
+    Json json() const;  // a checkpoint stores it
+    void restore(const Json& saved, const std::string& where);
 };
 
 // Finds a slow rank. All ranks end a step together, so a slow rank costs the others its own time minus that of the

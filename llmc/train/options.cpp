@@ -381,11 +381,11 @@ std::string run_toml(const Options& options) {
     return text;
 }
 
-std::string options_json(const Options& options) {
+Json options_json(const Options& options) {
     const Parser parser(options);
     Json json;
     for (const Declared& d : parser.all) json[d.name] = d.json();
-    return json_text(json);
+    return json;
 }
 
 std::string option_text(const Options& options, const std::string& name) {

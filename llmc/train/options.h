@@ -21,6 +21,7 @@ enum class Precision { fp32, bf16, automatic, fp8 };
 enum class UpdateRule { adamw, muon };
 enum class OnNan { halt, skip };
 
+struct Json;         // base/json.h
 enum class SplitAt;  // text/text_reader.h
 
 struct Options {
@@ -29,8 +30,8 @@ struct Options {
     std::string answer;
     std::string taken;                         // options that --resume takes from run.toml: " --lr 0.001 --seed 7"
     std::map<std::string, std::string> saved;  // name and TOML value of each option in that run.toml
-
     std::vector<std::string> inputs;           // files to tokenize; of export the model and the new file
+
     bool default_model = false;         // no shape was given: --resume uses the checkpoint's shape
     bool default_global_batch = false;  // global_batch is neither given nor from the run that is resumed
     int64_t warmup_steps = 0;           // set by resolve_steps
@@ -53,8 +54,8 @@ void check_options(Options& options);
 std::string unknown_option(const std::string& name, const std::vector<std::string>& known);
 
 const char* command_name(Command command);
-std::string run_toml(const Options& options);      // the content of OUTPUT/run.toml
-std::string options_json(const Options& options);  // all options of the command as a JSON object
+std::string run_toml(const Options& options);  // the content of OUTPUT/run.toml
+Json options_json(const Options& options);     // all options of the command as a JSON object
 // Returns an option's value as on the command line: "cosine" for "schedule".
 std::string option_text(const Options& options, const std::string& name);
 // Returns the options that differ from those of the run that is resumed and may not: "--lr 0.001 (was 0.0006)".

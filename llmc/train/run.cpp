@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "base/common.h"
-#include "base/json.h"
 #include "base/trace.h"
 #include "checkpoint/checkpoint.h"
 #include "infer/generate.h"
@@ -12,10 +11,10 @@ MemoryOptions Run::memory_options() const {
     return memory_options_of(options, groups.dp.world_size, groups.tp.shard_index);
 }
 
-std::string Run::describe_data() const {
-    Json text = {{"train", hex(data.train.fingerprint)}};
-    if (!data.val.shards.empty()) text["val"] = hex(data.val.fingerprint);
-    return json_text(text);
+Json Run::describe_data() const {
+    Json fingerprints = {{"train", hex(data.train.fingerprint)}};
+    if (!data.val.shards.empty()) fingerprints["val"] = hex(data.val.fingerprint);
+    return fingerprints;
 }
 
 // Locks --output, and refuses a new run in a directory that holds the checkpoints of another one. Returns notes.

@@ -33,7 +33,7 @@ struct Run {
     float loss_scale() const { return 1.0f / float(batch.grad_accum_steps * batch.world_size); }
     float lr(int64_t step) const { return float(learning_rate(schedule_of(options), step)); }
     MemoryOptions memory_options() const;
-    std::string describe_data() const;  // fingerprints as JSON, for checkpoints
+    Json describe_data() const;  // fingerprints, for checkpoints
 };
 
 // Called by all ranks. Finds the checkpoint or the weights to start from, fills in automatic options, and refuses ranks

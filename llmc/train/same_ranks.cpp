@@ -23,7 +23,7 @@ void check_same_command(Comm& comm, Command command) {
 void compare_ranks(Comm& comm, const Options& o, Json facts) {
     facts["program"] = describe_program();
     const std::set<std::string> may_differ = {"quiet", "trace", "config"};
-    const Json options = parse_json_object(options_json(o), "the options");
+    const Json options = options_json(o);
     for (const auto& [name, value] : options.members)
         if (!may_differ.contains(name)) facts["--" + name] = value;
     const std::vector<std::string> ranks = comm.all_gather_text(json_text(facts));

@@ -5,7 +5,6 @@
 
 #include "base/common.h"
 #include "base/files.h"
-#include "base/json.h"
 #include "base/print.h"
 #include "checkpoint/checkpoint.h"
 #include "data/dataloader.h"
@@ -190,7 +189,7 @@ static void check_shape(const RunStart& start, const Options& o) {
 // it, so an --init that the run was started with is accepted.
 static void check_resumed(const RunStart& start, const Options& o) try {
     check_shape(start, o);
-    const Json before = parse_json(read_trainer_state(start.resume).options, "the options in trainer.json");
+    const Json before = read_trainer_state(start.resume).options;
     const std::string init = before.value("init", std::string());
     ENSURE(o.init.empty() || o.default_model || init == o.init || is_same_file(init, o.init),
            "--resume continues from %s, so the weights of --init %s would not be read; leave out --init, or start a "

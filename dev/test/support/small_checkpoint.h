@@ -17,7 +17,8 @@ inline TrainerState trainer_state(int64_t step) {
     TrainerState state;
     state.step = step, state.position = step * 17 + 3, state.tokens = step << 40, state.seed = ~uint64_t(0) - step;
     state.val_loss = 3.0 + 1.0 / 3.0, state.best_loss = 2.0 + 1.0 / 3.0, state.best_step = step;
-    state.options = R"({"lr":0.0006,"model":"d12","steps":100})", state.data = R"({"files":2,"hash":"00ff"})";
+    state.options = {{"lr", 0.0006}, {"model", "d12"}, {"steps", 100}};
+    state.data = {{"files", 2}, {"hash", "00ff"}};
     return state;
 }
 

@@ -16,6 +16,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/common.h"
+#include "base/json.h"
 #include "support/parse.h"
 #include "support/refusal.h"
 #include "support/temporary.h"
@@ -38,7 +39,9 @@ static void expect_refused(const std::string& first_words,
     }
 }
 
-static nlohmann::json settings(const Options& options) { return nlohmann::json::parse(options_json(options)); }
+static nlohmann::json settings(const Options& options) {
+    return nlohmann::json::parse(json_text(options_json(options)));
+}
 
 TEST_CASE("the first argument is the command, train by default, and the defaults are GPT-2's recipe") {
     CHECK(parse({"plan"}).command == Command::plan);
