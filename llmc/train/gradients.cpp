@@ -70,10 +70,10 @@ int64_t row_sums_bytes(const ParamLayout& layout) {
     return layout.num_buckets() * count_over_rows(layout) * int64_t(sizeof(float));
 }
 
-int64_t gradient_sum_bytes(const ParamLayout& layout, int virtual_ranks, int data_parallel, bool sequence_parallel) {
-    return int64_t(sizeof(float)) * (count_subtree_sums(virtual_ranks / data_parallel) * layout.total +
-                                     count_step_stats(layout, virtual_ranks, data_parallel * layout.shard.count) +
-                                     (sequence_parallel ? count_over_rows(layout) : 0) + GradReducer::SUMS);
+int64_t gradient_sum_bytes(const ParamLayout& layout, const MemoryOptions& o, int data_parallel) {
+    return int64_t(sizeof(float)) * (count_subtree_sums(o.virtual_ranks / data_parallel) * layout.total +
+                                     count_step_stats(layout, o.virtual_ranks, data_parallel * layout.shard.count) +
+                                     (o.sequence_parallel ? count_over_rows(layout) : 0) + GradReducer::SUMS);
 }
 
 int64_t largest_bucket(const ParamLayout& layout) {
@@ -82,13 +82,14 @@ int64_t largest_bucket(const ParamLayout& layout) {
     return largest;
 }
 
-GradReducer::GradReducer(const Groups& groups, const ParamLayout& layout, GradSharding sharding,
-                         const BucketBuffer<float>& grads, const float* loss, Stream* stream)
+GradReducer::GradReducer(const Groups& groups, const ParamLayout& layout, const MemoryOptions& sharding,
+                         GradDtype grad_dtype, const BucketBuffer<float>& grads, const float* loss, Stream* stream)
     : comm(groups.dp),
       tensor_comm(groups.tp),
       world(groups.world),
       layout(layout),
       sharding(sharding),
+      grad_dtype(grad_dtype),
       grads(grads),
       loss(loss),
       stream(stream),
@@ -99,7 +100,7 @@ GradReducer::GradReducer(const Groups& groups, const ParamLayout& layout, GradSh
       reduced(size_t(layout.num_buckets())) {
     INVARIANT(sharding.virtual_ranks % comm.world_size == 0, "%d virtual ranks are not a multiple of %d ranks",
               sharding.virtual_ranks, comm.world_size);
-    comm.reserve(sharding.grad_dtype, largest_bucket(layout));
+    comm.reserve(grad_dtype, largest_bucket(layout));
     for (int h = 0; h < count_subtree_sums(local_virtual_ranks()); h++)
         subtree_sums.emplace_back(layout.total, "gradients of virtual ranks (--deterministic-ranks)");
 }
@@ -138,8 +139,8 @@ void GradReducer::reduce_bucket(int b, int v) {
     for (; v >> h & 1; h++) ops::accumulate_gradients(own, subtree_sums[h].data + bucket.begin, count, *stream);
     if (v + 1 < local_virtual_ranks())
         return copy_on_device(subtree_sums[h].data + bucket.begin, own, count * int64_t(sizeof(float)), *stream);
-    tickets[b] = sharding.shards > 1 ? comm.reduce_scatter(own, count, sharding.grad_dtype, *stream)
-                                     : comm.all_reduce(own, count, sharding.grad_dtype, *stream);
+    tickets[b] = sharding.shards > 1 ? comm.reduce_scatter(own, count, grad_dtype, *stream)
+                                     : comm.all_reduce(own, count, grad_dtype, *stream);
     reduced[size_t(b)] = sharding.shard_gradients;
 }
 

@@ -31,28 +31,20 @@ struct BucketShard {
 };
 BucketShard shard_of(const ParamLayout& layout, int bucket, int shards, int shard_index);
 
-// How a step is divided among ranks.
-struct GradSharding {
-    int virtual_ranks = 1;         // number over all ranks (--deterministic-ranks); a multiple of world_size
-    int shards = 1;                // world_size with ZeRO-1 and ZeRO-2: each rank gets only its shard of every bucket
-    bool shard_gradients = false;  // ZeRO-2
-    bool sequence_parallel = false;
-    // bf16 halves the bytes. It is for slow networks: between CPU ranks of one host, whose cores are the bottleneck, it
-    // reaches 0.82 to 0.85 of the tokens/s.
-    GradDtype grad_dtype = GradDtype::fp32;
-};
-
 struct GradReducer {
     Comm& comm;                 // data-parallel group
     Comm &tensor_comm, &world;  // tensor-parallel group; all ranks
-    const ParamLayout& layout;  // made with sharding.virtual_ranks
-    GradSharding sharding;
+    const ParamLayout& layout;  // made with sharding.virtual_ranks, a multiple of world_size
+    MemoryOptions sharding;     // how a step is divided among ranks
+    // bf16 halves the bytes. It is for slow networks: between CPU ranks of one host, whose cores are the bottleneck, it
+    // reaches 0.82 to 0.85 of the tokens/s.
+    GradDtype grad_dtype;
     const BucketBuffer<float>& grads;  // output of backward
     const float* loss;                 // (1), output of backward: the sum over micro-steps, scaled for the whole step
     Stream* stream;                    // the model's stream
 
     // grads, loss and stream belong to the model. Device memory used: gradient_sum_bytes.
-    GradReducer(const Groups& groups, const ParamLayout& layout, GradSharding sharding,
+    GradReducer(const Groups& groups, const ParamLayout& layout, const MemoryOptions& sharding, GradDtype grad_dtype,
                 const BucketBuffer<float>& grads, const float* loss, Stream* stream);
     GradReducer(const GradReducer&) = delete;
     ~GradReducer() { host_free(host_statuses); }
@@ -109,5 +101,4 @@ int64_t count_step_stats(const ParamLayout& layout, int virtual_ranks, int world
 int64_t row_sums_bytes(const ParamLayout& layout);
 
 // Device memory of a GradReducer, without the gradients and the shard.
-int64_t gradient_sum_bytes(const ParamLayout& layout, int virtual_ranks, int data_parallel,
-                           bool sequence_parallel = false);
+int64_t gradient_sum_bytes(const ParamLayout& layout, const MemoryOptions& sharding, int data_parallel);

@@ -82,9 +82,7 @@ Optimizer<floatX>::Optimizer(GPT2<floatX>& model, OptimizerConfig config, Memory
     : model(model),
       full_layout(model.config),
       config(config),
-      gradients(groups, model.layout,
-                {options.virtual_ranks, options.shards, options.shard_gradients, options.sequence_parallel, grad_dtype},
-                model.grads, model.acts.loss, &model.stream),
+      gradients(groups, model.layout, options, grad_dtype, model.grads, model.acts.loss, &model.stream),
       weights(model, groups.dp, options),
       master(master_elements<floatX>(model.layout, options), "fp32 master weights (--master-weights, --zero)"),
       m(model.layout.total / options.shards, options.moments),
@@ -98,15 +96,14 @@ template <class floatX>
 std::vector<MemoryItem> optimizer_memory(const GPT2Config& config, MemoryOptions options, int data_parallel) {
     const ParamLayout layout(config, options.virtual_ranks, options.tensor);
     const int64_t size = sizeof(float), masters = master_elements<floatX>(layout, options);
-    return {
-        {"master weights", masters * size},
-        {"moments", 2 * MomentBuffer::bytes(layout.total / options.shards, options.moments)},
-        {"shard of weights", options.shard_weights ? layout.total / options.shards * int64_t(sizeof(floatX)) : 0},
-        {"shard of gradients", options.shard_gradients ? layout.total / options.shards * size : 0},
-        {"partial sums", gradient_sum_bytes(layout, options.virtual_ranks, data_parallel, options.sequence_parallel)},
-        {"Newton-Schulz", options.muon ? muon_bytes<floatX>(layout, options) : 0},
-        {"received tensor", options.tensor.count > 1 ? CHUNK * size : 0},
-        {"gradients in bf16", options.bf16_gradients ? largest_bucket(layout) * int64_t(sizeof(bf16)) : 0}};
+    return {{"master weights", masters * size},
+            {"moments", 2 * MomentBuffer::bytes(layout.total / options.shards, options.moments)},
+            {"shard of weights", options.shard_weights ? layout.total / options.shards * int64_t(sizeof(floatX)) : 0},
+            {"shard of gradients", options.shard_gradients ? layout.total / options.shards * size : 0},
+            {"partial sums", gradient_sum_bytes(layout, options, data_parallel)},
+            {"Newton-Schulz", options.muon ? muon_bytes<floatX>(layout, options) : 0},
+            {"received tensor", options.tensor.count > 1 ? CHUNK * size : 0},
+            {"gradients in bf16", options.bf16_gradients ? largest_bucket(layout) * int64_t(sizeof(bf16)) : 0}};
 }
 
 template <class floatX>
