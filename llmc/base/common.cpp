@@ -44,13 +44,10 @@ std::string with_commas(int64_t n) {
 
 std::string human_bytes(int64_t bytes) {
     if (bytes < 1024) return format("%d B", int(bytes));
+    static constexpr const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
     double value = double(bytes);
-    const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
     int unit = 0;
-    while (value >= 1024.0 && unit < 5) {
-        value /= 1024.0;
-        unit++;
-    }
+    for (; value >= 1024.0 && unit < 5; unit++) value /= 1024.0;
     return format(value < 10 ? "%.2f %s" : value < 100 ? "%.1f %s" : "%.0f %s", value, units[unit]);
 }
 

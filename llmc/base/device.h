@@ -99,7 +99,7 @@ struct ProfileRange {
   private:
     const char* const name;
     const int64_t number;
-    const double begin;  // seconds_now(); negative: not recorded
+    const double begin;  // seconds_now()
 };
 void device_begin_range(const char* name);  // opens a range in a profiler; does nothing on the CPU
 void device_end_range();

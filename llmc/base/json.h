@@ -76,14 +76,6 @@ Json parse_python_json(const std::string& text, const std::string& where, const 
                        bool any_text = false);
 Json parse_python_object(const std::string& text, const std::string& where);
 
-// The position of the last quote of the string that starts at `begin`, or of a line end before it.
-inline size_t json_string_end(std::string_view text, size_t begin) {
-    for (size_t i = begin + 1;; i += 2) {  // a backslash and the byte after it
-        i = text.find_first_of("\"\\\n", i);
-        if (i == text.npos || text[i] != '\\') return i;
-    }
-}
-
 // The end of the object that starts at `begin`: after its last brace, or at a line end inside a string, where every
 // reader of JSON stops. npos: the text ends before that.
 size_t json_object_end(std::string_view text, size_t begin);

@@ -64,8 +64,6 @@ void open_trace(const std::string& path, int rank, int world_size) {
                   rank, world_size));
 }
 
-bool trace_is_open() { return is_open; }
-
 void trace_event(const char* name, int64_t number, double begin, double end) {
     const long long from = microseconds(begin), to = microseconds(end);
     const std::string number_text = number < 0 ? "" : format(" %lld", static_cast<long long>(number));
@@ -87,12 +85,11 @@ void trace_step(int64_t step, double begin, double end) {
     if (is_open) close_trace();
 }
 
-ProfileRange::ProfileRange(const char* name, int64_t number)
-    : name(name), number(number), begin(trace_is_open() ? seconds_now() : -1.0) {
+ProfileRange::ProfileRange(const char* name, int64_t number) : name(name), number(number), begin(seconds_now()) {
     device_begin_range(name);
 }
 
 ProfileRange::~ProfileRange() {
     device_end_range();
-    if (begin >= 0.0) trace_event(name, number, begin, seconds_now());
+    if (is_open) trace_event(name, number, begin, seconds_now());
 }

@@ -11,7 +11,6 @@ constexpr int TRACE_STEPS = 20;  // steps after which the recording ends
 
 // Begins the recording in FILE, on rank 3 in FILE.rank3. Fails (EXIT_CANNOT_CREATE) if it exists and is no trace.
 void open_trace(const std::string& path, int rank, int world_size);
-bool trace_is_open();
 // Writes an event of this thread. The times are those of seconds_now(). number: -1: none.
 void trace_event(const char* name, int64_t number, double begin, double end);
 // Writes the event of a step, and ends the recording after TRACE_STEPS of them.

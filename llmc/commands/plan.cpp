@@ -9,7 +9,6 @@
 #include "data/dataloader.h"
 #include "model/mfu.h"
 #include "train/algorithms.h"
-#include "train/fits.h"
 
 // Adds the time of a step and of the run, or of the remaining steps of a resumed run, and what that costs. The run is
 // --steps or the data, else ten billion tokens. It measures a step here, or else assumes ASSUMED_MFU. peak: FLOP/s of

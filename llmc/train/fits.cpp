@@ -1,4 +1,5 @@
-#include "train/fits.h"
+// fits.cpp: finds the cheapest set of options with which training fits into memory: for `plan --fits`, and for the
+// advice where a run does not fit.
 
 #include <cmath>
 #include <cstdlib>
@@ -8,6 +9,7 @@
 #include "base/common.h"
 #include "base/device.h"
 #include "model/mfu.h"
+#include "train/plan.h"
 
 namespace {
 // An option that saves memory. add sets it, and returns false where the run has it already, or more of it.

@@ -1,6 +1,5 @@
 #include "train/log.h"
 
-#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cmath>
@@ -14,7 +13,6 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-#include "base/common.h"
 #include "base/files.h"
 #include "base/json.h"
 #include "base/tensorboard.h"

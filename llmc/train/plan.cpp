@@ -8,7 +8,6 @@
 #include "checkpoint/checkpoint.h"
 #include "data/dataloader.h"
 #include "model/mfu.h"
-#include "train/fits.h"
 #include "train/options.h"
 #include "train/optimizer.h"
 #include "train/start.h"
@@ -76,6 +75,8 @@ static void check_virtual_ranks(const Options& o, const BatchPlan& batch) {
 int64_t available_bytes(const Options& o, int local_ranks) {
     return o.memory.empty() ? device_bytes_free(local_ranks) : parse_memory(o.memory);
 }
+
+static void load_libraries(Dtype dtype, const GPT2Config& config);
 
 BatchPlan resolve_batch(Options& o, Dtype dtype, const GPT2Config& config, const Groups& groups, int world_size,
                         int local_ranks) {
@@ -206,7 +207,9 @@ static int64_t activations_sent(Dtype dtype, const GPT2Config& config, const Opt
     return (config.L * in_layer + again + in_model) * one_pass(tokens * config.C * element, n) + one_pass(partials, n);
 }
 
-int64_t sent_bytes(Dtype dtype, const GPT2Config& config, const Options& o, const BatchPlan& batch) {
+// Returns the bytes that a rank sends per step. With ZeRO-3 the first step, and a step after validation or a sample,
+// send up to two layers' weights more or less.
+static int64_t sent_bytes(Dtype dtype, const GPT2Config& config, const Options& o, const BatchPlan& batch) {
     const int n = batch.world_size, virtual_ranks = std::max(o.deterministic_ranks, n);
     const int local_virtual_ranks = virtual_ranks / n, ranks = n * o.tensor_parallel;
     const ParamLayout layout(config, virtual_ranks, {0, o.tensor_parallel});
@@ -221,8 +224,7 @@ int64_t sent_bytes(Dtype dtype, const GPT2Config& config, const Options& o, cons
     int64_t per_step = one_pass((layout.total - in_pass) * gathered, n) +
                        2 * one_pass(4 * count_step_stats(layout, virtual_ranks, ranks), ranks) + sums * gradients +
                        batch.grad_accum_steps * in_micro_step;
-    if (o.optimizer ==
-        UpdateRule::muon) {  // gathers momentum by ZeRO's shards and by tensor-parallel ranks, sends directions
+    if (o.optimizer == UpdateRule::muon) {  // gathers momentum over ranks, sends directions
         const int64_t matrices = 12 * config.L * int64_t(config.C) * config.C / o.tensor_parallel;
         if (o.zero > 0) per_step += one_pass(config.L * layout.layer_stride * 4, n);
         per_step += one_pass(matrices * (dtype == Dtype::fp32 ? 4 : 2), n) +
@@ -311,7 +313,8 @@ static MeasuredStep run_steps(const GPT2Config& config, int B, int T, MemoryOpti
     return {B, settled(micro_steps), settled(updates), false};
 }
 
-void load_libraries(Dtype dtype, const GPT2Config& config) {
+// Trains a step of one small layer, so that the GPU's libraries and kernels allocate before free memory is measured.
+static void load_libraries(Dtype dtype, const GPT2Config& config) {
     if (device_memory_is_host()) return;
     const GPT2Config small = {std::min(64, config.max_T), std::min(512, config.V), 1, config.NH, config.C};
     with_dtype(dtype, [&]<class floatX>(floatX) { run_steps<floatX>(small, 1, small.max_T, {}, MOST_SECONDS, 1); });

@@ -2,6 +2,7 @@
 // step, and the table at the start. `plan` prints the results, `train` uses them.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -65,19 +66,32 @@ int largest_micro_batch(Dtype dtype, const GPT2Config& config, int seq_len, int6
 // the batch.
 std::string memory_advice(Command command, const std::string& purpose);
 
-// ---- bytes sent
+// ---- the cheapest options that fit (fits.cpp)
 
-// Returns the bytes that a rank sends per step. With ZeRO-3 the first step, and a step after validation or a sample,
-// send up to two layers' weights more or less.
-int64_t sent_bytes(Dtype dtype, const GPT2Config& config, const Options& options, const BatchPlan& batch);
+// Options that a run takes beside those that it has.
+struct SavingSet {
+    std::string text;       // " --logit-chunks 8 --recompute layer"
+    MemoryOptions options;  // the run's, with them
+    int64_t bytes;
+};
+
+// Returns the cheapest set with which bytes(options) are at most `available`, or else the cheapest of those that need
+// the least. The options are, the cheapest first: --logit-chunks, --recompute gelu and layer and --zero 3, which take
+// time or send more, and --moments 8bit and --master-weights off, which round more. A set is dearer than every set of
+// options that are all cheaper than its dearest one.
+SavingSet cheapest_savings(const MemoryOptions& options, int world_size,
+                           const std::function<int64_t(const MemoryOptions&)>& bytes, int64_t available);
+
+// Returns the tokens/s of a run, relative to one that recomputes nothing, by the FLOPs of both.
+double relative_speed(const GPT2Config& config, int T, Recompute recompute);
+
+// Reads the bytes of --memory: "16GiB", "512 MB".
+int64_t parse_memory(const std::string& text);
 
 // ---- time
 
 // Returns random tokens below V, for a step whose result does not matter.
 DeviceBuffer<int> random_tokens(int64_t count, int V, Stream stream);
-
-// Trains a step of one small layer, so that the GPU's libraries and kernels allocate before free memory is measured.
-void load_libraries(Dtype dtype, const GPT2Config& config);
 
 struct MeasuredStep {
     int B;                      // sequences of the micro-batch

@@ -8,7 +8,6 @@
 #include "model/mfu.h"
 #include "support/parse.h"
 #include "support/test.h"
-#include "train/fits.h"
 #include "train/optimizer.h"
 #include "train/run.h"
 
