@@ -75,8 +75,6 @@ def train(name, program, folder):
             program, base, by = program.parent / "emulator/train_gpt2cu", EMULATED_BASE, emulated_gpus(n)
         else:
             base, by = BASE, ranks(n) if n > 1 else ONE
-        if "--val-tokens" not in run(program, "--help").out:  # before 0.3.0
-            base = base.replace("--val-tokens 128", "--val-batches 4").replace("--val-tokens 32", "--val-batches 2")
         command = train_command(base, RUNS[name], options, out=folder / "run", data=data,
                                 by=Launch(program, by.prefix, by.options))
         run(command, env={**by.env, "OMP_NUM_THREADS": 1, **({} if OLD else {"CPU_ISA": "avx2"})})
