@@ -30,8 +30,12 @@ void close_trace() {
     trace.file = nullptr;
 }
 
+// The list ends behind each event, so that the file is whole at any time; the next event replaces that end.
 void append(const std::string& text) {
-    if (fputs(text.c_str(), trace.file) >= 0 && fflush(trace.file) == 0) return;
+    const std::string end = "\n]\n";
+    if (fputs((text + end).c_str(), trace.file) >= 0 && fflush(trace.file) == 0 &&
+        fseek(trace.file, -long(end.size()), SEEK_CUR) == 0)
+        return;
     print_message(format("warning: --trace %s: cannot write: %s; it ends here", trace.path.c_str(), strerror(errno)));
     close_trace();
 }
@@ -80,9 +84,7 @@ void trace_step(int64_t step, double begin, double end) {
     if (!is_open) return;
     trace_event("step", step, begin, end);
     const std::lock_guard lock(trace.mutex);
-    if (!is_open || ++trace.steps < TRACE_STEPS) return;
-    append("\n]\n");
-    if (is_open) close_trace();
+    if (is_open && ++trace.steps == TRACE_STEPS) close_trace();
 }
 
 ProfileRange::ProfileRange(const char* name, int64_t number) : name(name), number(number), begin(seconds_now()) {

@@ -1,8 +1,8 @@
 // trace.h: the timeline of --trace FILE: what the threads of this rank did in the first steps, by the host's clock, in
 // the Trace Event Format that ui.perfetto.dev opens. Each ProfileRange (base/device.h) is an event.
 //
-// Each event is in the file as soon as it has ended. The list's last bracket is missing if the run ends before the
-// recording; viewers do not need it. An error in writing the file is a warning.
+// Each event is in the file as soon as it has ended, and the file is whole JSON then. An error in writing it is a
+// warning.
 #pragma once
 #include <cstdint>
 #include <string>
