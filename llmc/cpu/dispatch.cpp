@@ -265,14 +265,15 @@ void matmul_backward(const MatmulBackward<floatX>& m, int N, int IC, int OC, Str
     raise_amax(m.dinp.amax, m.dinp.data, int64_t(N) * IC);
 }
 
+constexpr int MIRROR_COLUMNS = 192;
+
 // out = x x^T. Blocks of columns are computed from the diagonal down, and mirrored: the elements above have the same
 // products in the same order, so the same bits.
 template <class floatX>
 static void product_with_itself(floatX* out, const floatX* x, int N, int IC, Stream stream) {
-    constexpr int most = 192;
-    std::vector<floatX> block(size_t(N) * most);
-    for (int first = 0; first < N; first += most) {
-        const int width = std::min(most, N - first), rows = N - first;
+    std::vector<floatX> block(size_t(N) * MIRROR_COLUMNS);
+    for (int first = 0; first < N; first += MIRROR_COLUMNS) {
+        const int width = std::min(MIRROR_COLUMNS, N - first), rows = N - first;
         const floatX* const from = x + int64_t(first) * IC;
         matmul_forward<floatX>({.out = block.data(), .inp = from, .weight = {from, nullptr}}, rows, IC, width, stream);
 #pragma omp parallel for schedule(static)
@@ -289,7 +290,7 @@ void matmul_batch(floatX* out, const floatX* left, const floatX* right, bool tra
         floatX* const product = out + i * N * OC;
         const floatX* const factor = left + i * N * IC;
         const Weight<floatX> weight = {right + i * IC * OC, nullptr};
-        if (transposed && left == right)
+        if (transposed && left == right && N > MIRROR_COLUMNS)
             product_with_itself<floatX>(product, factor, N, IC, stream);
         else if (transposed)
             matmul_forward<floatX>({.out = product, .inp = factor, .weight = weight}, N, IC, OC, stream);

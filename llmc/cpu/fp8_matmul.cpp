@@ -13,7 +13,7 @@ void round_to_fp8(bf16* out, const bf16* x, int64_t count, float amax) {
     const Fp8Scale s = fp8_scale<Format>(amax);
 #pragma omp parallel for simd schedule(static)
     for (int64_t i = 0; i < count; i++)
-        out[i] = bf16(fp8_value<Format>(fp8_code<Format>(float(x[i]) * s.scale)) * s.inverse);
+        round_to(out[i], fp8_value<Format>(fp8_code<Format>(float(x[i]) * s.scale)) * s.inverse);
 }
 
 // Bytes of count bf16 numbers, so that what follows is aligned.

@@ -39,7 +39,7 @@ void cpu::accumulate_gradients(float* sum, const float* x, int64_t count, Stream
 
 void cpu::round_gradients(bf16* out, const float* x, int64_t count, Stream) {
 #pragma omp parallel for simd schedule(static)
-    for (int64_t i = 0; i < count; i++) out[i] = bf16(x[i]);
+    for (int64_t i = 0; i < count; i++) round_to(out[i], x[i]);
 }
 
 void cpu::widen_gradients(float* out, const bf16* x, int64_t count, Stream) {
@@ -145,7 +145,7 @@ void cpu::muon_stack(floatX* stack, const MuonBatch& batch, Stream stream) {
             continue;
         }
 #pragma omp parallel for simd schedule(static)
-        for (int64_t k = 0; k < size; k++) out[k] = floatX(matrix[k] * scale);
+        for (int64_t k = 0; k < size; k++) round_to(out[k], matrix[k] * scale);
     }
 }
 
@@ -166,8 +166,12 @@ void cpu::muon_polynomial(floatX* out, const floatX* matrices, const floatX* squ
                           float b, float c, Stream) {
 #pragma omp parallel for schedule(static)
     for (int64_t row = 0; row < int64_t(count) * n; row++) {
-        for (int64_t i = row * n; i < (row + 1) * n; i++)
-            out[i] = floatX(b * float(matrices[i]) + c * float(squares[i]) + (i == row * n + row % n ? a : 0.0f));
+        const auto value = [&](int64_t i) { return b * float(matrices[i]) + c * float(squares[i]); };
+        const int64_t diagonal = row * n + row % n;
+        const floatX on_diagonal = floatX(value(diagonal) + a);  // `out` may be `squares`
+#pragma omp simd
+        for (int64_t i = row * n; i < (row + 1) * n; i++) round_to(out[i], value(i));
+        out[diagonal] = on_diagonal;
     }
 }
 
@@ -182,7 +186,7 @@ void cpu::muon_update(floatX* weight, float* master, const floatX* direction, co
     };
     if (master) {
 #pragma omp parallel for simd schedule(static)
-        for (int64_t i = 0; i < count; i++) weight[i] = floatX(master[i] = next(master[i], i));
+        for (int64_t i = 0; i < count; i++) round_to(weight[i], master[i] = next(master[i], i));
     } else {
 #pragma omp parallel for schedule(static)
         for (int64_t i = 0; i < count; i++)

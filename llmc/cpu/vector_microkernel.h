@@ -205,8 +205,8 @@ INLINE void epilogue_loop(floatX* out, floatX* pre_gelu, const float* sums, cons
     for (int i = 0; i < count; i++) {
         float x = bias ? sums[i] + float(bias[i]) : sums[i];
         if (residual) x += float(residual[i]);
-        if (pre_gelu) pre_gelu[i] = floatX(x);
-        out[i] = floatX(pre_gelu ? scalar_gelu(x) : x);
+        if (pre_gelu) round_to(pre_gelu[i], x);
+        round_to(out[i], pre_gelu ? scalar_gelu(x) : x);
     }
 }
 
@@ -226,7 +226,7 @@ template <class floatX>
 void dinp_epilogue(floatX* dinp, const float* sums, const floatX* pre_gelu, int count) {
 #pragma omp simd
     for (int i = 0; i < count; i++)
-        dinp[i] = floatX(pre_gelu ? sums[i] * scalar_gelu_derivative(float(pre_gelu[i])) : sums[i]);
+        round_to(dinp[i], pre_gelu ? sums[i] * scalar_gelu_derivative(float(pre_gelu[i])) : sums[i]);
 }
 
 // The dot product of x (count) and y (count), as 16 interleaved partial sums: vector code needs no reassociation.
