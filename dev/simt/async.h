@@ -45,8 +45,6 @@ struct Box {
 };
 void tensor_load(void* to, const CUtensorMap* map, Box at, uint64_t* barrier, unsigned blocks, Site site);
 void tensor_store(const CUtensorMap* map, const void* from, Box at, Site site);
-void bulk_load(void* to, const void* from, uint32_t bytes, uint64_t* barrier, Site site);
-void bulk_store(void* to, const void* from, uint32_t bytes, Site site);
 void store_commit();
 void store_wait(int groups_kept, bool only_read);
 
@@ -69,7 +67,7 @@ void wgmma_wait(int groups_kept, Site site);
 int64_t operand_address(uint64_t descriptor, int outer, int k, bool transposed);
 
 // stmatrix: gives the calling lane its row of 16 bytes, which it stores itself, so that sanitizers see it.
-void exchange_matrices(const uint32_t* registers, bool transpose, void* row, uint64_t (&out)[2], Site site);
+void exchange_matrices(const uint32_t* registers, void* row, uint64_t (&out)[2], Site site);
 
 }  // namespace simt
 

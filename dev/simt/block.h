@@ -83,7 +83,7 @@ struct Block {
 
     // State of __syncthreads. Consecutive barriers use different edges. With a single edge, a thread that arrives at
     // the next barrier would be ordered before a thread that leaves this one late.
-    int arrived = 0, votes = 0, result = 0;
+    int arrived = 0;
     unsigned phase = 0;
     Site barrier{};
     char start_edge = 0, end_edge = 0, barrier_edge[2] = {};
@@ -105,7 +105,7 @@ void yield(Block& b);
 unsigned next_random(uint64_t& state);
 
 // Gives the calling lane the row of a matrix that it stores (warp.cpp).
-void stmatrix(const uint32_t* registers, bool transpose, uint64_t (&row)[2], Site site);
+void stmatrix(const uint32_t* registers, uint64_t (&row)[2], Site site);
 
 // Blocks the thread until wake(b, key) of any block of the cluster.
 void block_until_woken(const void* key, const char* what, Site site);

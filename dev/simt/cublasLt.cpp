@@ -115,6 +115,12 @@ size_t workspace_needed(const cublasLtMatmulAlgo_t& algo, const Sizes& s) {
     return algorithm.workspace_bytes;
 }
 
+struct Range {
+    const char* begin;
+    size_t bytes;
+    bool overlaps(const Range& other) const { return begin < other.begin + other.bytes && other.begin < begin + bytes; }
+};
+
 // The operands of one call of cublasLtMatmul.
 struct MatmulCall {
     cublasLtMatmulDescOpaque_t desc;
@@ -128,6 +134,7 @@ struct MatmulCall {
     size_t workspace_bytes;
     // (k, m), (n, k), (m), (m); allocated when the call is queued, because the queued work must not allocate.
     std::vector<float> wide_a, wide_b, sums, split_sums;  // "wide": converted to float
+    std::vector<Range> read, written;
 };
 
 float element(const char* p, cudaDataType_t type, int64_t i) {
@@ -212,66 +219,48 @@ void compute(MatmulCall& p) {
     simt::fill(p.workspace, simt::uninitialized, p.workspace_bytes);
 }
 
-// Report accesses to ThreadSanitizer, because this file is not instrumented.
-void annotate_read(const void* p, size_t bytes) {
-    if (__tsan_read_range) __tsan_read_range(const_cast<void*>(p), bytes);
-}
-void annotate_write(void* p, size_t bytes) {
-    if (__tsan_write_range) __tsan_write_range(p, bytes);
-}
-
-void annotate_accesses(const MatmulCall& p) {
+// Without C where it is D.
+void find_ranges(MatmulCall& p) {
     const size_t element_bytes = size_of(p.d_layout.type);
-    annotate_read(p.a, extent(p.a_layout));
-    annotate_read(p.b, extent(p.b_layout));
-    if (is_fp8(p.a_layout.type)) {
-        annotate_read(p.desc.a_scale, sizeof(float));
-        annotate_read(p.desc.b_scale, sizeof(float));
-    }
-    if (adds_bias(p.desc.epilogue)) annotate_read(p.desc.bias, size_t(p.sizes.m) * element_bytes);
-    const size_t aux_bytes = size_t(p.desc.aux_ld * (p.sizes.n - 1) + p.sizes.m) * element_bytes;
-    if (applies_derivative(p.desc.epilogue)) annotate_read(p.desc.aux, aux_bytes);
-    if (applies_gelu(p.desc.epilogue)) annotate_write(p.desc.aux, aux_bytes);
-    if (p.beta != 0) annotate_read(p.c, extent(p.d_layout));
-    if (sums_columns(p.desc.epilogue)) annotate_write(p.desc.bias, size_t(p.sizes.n) * element_bytes);
-    annotate_write(p.d, extent(p.d_layout));
-    annotate_write(p.workspace, p.workspace_bytes);
+    const Range aux = {static_cast<char*>(p.desc.aux),
+                       size_t(p.desc.aux_ld * (p.sizes.n - 1) + p.sizes.m) * element_bytes};
+    const auto bias = [&](int64_t count) {
+        return Range{static_cast<const char*>(p.desc.bias), size_t(count) * element_bytes};
+    };
+    p.read = {{p.a, extent(p.a_layout)}, {p.b, extent(p.b_layout)}};
+    p.written = {{p.d, extent(p.d_layout)}};
+    if (is_fp8(p.a_layout.type))
+        for (void* scale : {p.desc.a_scale, p.desc.b_scale})
+            p.read.push_back({static_cast<char*>(scale), sizeof(float)});
+    if (adds_bias(p.desc.epilogue)) p.read.push_back(bias(p.sizes.m));
+    if (applies_derivative(p.desc.epilogue)) p.read.push_back(aux);
+    if (applies_gelu(p.desc.epilogue)) p.written.push_back(aux);
+    if (sums_columns(p.desc.epilogue)) p.written.push_back(bias(p.sizes.n));
+    if (p.workspace_bytes) p.written.push_back({p.workspace, p.workspace_bytes});
+    if (p.beta != 0 && p.c != p.d) p.read.push_back({p.c, extent(p.d_layout)});
 }
 
-struct Range {
-    const char* begin;
-    size_t bytes;
-    bool overlaps(const Range& other) const { return begin < other.begin + other.bytes && other.begin < begin + bytes; }
-};
+// Reports the accesses to ThreadSanitizer, because this file is not instrumented.
+void annotate_accesses(const MatmulCall& p) {
+    if (!__tsan_read_range) return;
+    for (const Range& r : p.read) __tsan_read_range(const_cast<char*>(r.begin), r.bytes);
+    for (const Range& r : p.written) __tsan_write_range(const_cast<char*>(r.begin), r.bytes);
+}
 
 // Reports operands that are not in device memory, misaligned operands, and outputs that overlap another operand.
 void check_ranges(const MatmulCall& p, Site site) {
-    const size_t element_bytes = size_of(p.d_layout.type);
-    const size_t aux_bytes = size_t(p.desc.aux_ld * (p.sizes.n - 1) + p.sizes.m) * element_bytes;
-    std::vector<Range> read = {{p.a, extent(p.a_layout)}, {p.b, extent(p.b_layout)}};
-    if (is_fp8(p.a_layout.type))
-        for (void* scale : {p.desc.a_scale, p.desc.b_scale}) read.push_back({static_cast<char*>(scale), sizeof(float)});
-    std::vector<Range> written = {{p.d, extent(p.d_layout)}};
-    if (adds_bias(p.desc.epilogue))
-        read.push_back({static_cast<const char*>(p.desc.bias), size_t(p.sizes.m) * element_bytes});
-    if (applies_derivative(p.desc.epilogue)) read.push_back({static_cast<char*>(p.desc.aux), aux_bytes});
-    if (applies_gelu(p.desc.epilogue)) written.push_back({static_cast<char*>(p.desc.aux), aux_bytes});
-    if (sums_columns(p.desc.epilogue))
-        written.push_back({static_cast<char*>(p.desc.bias), size_t(p.sizes.n) * element_bytes});
-    if (p.workspace_bytes) written.push_back({p.workspace, p.workspace_bytes});
-    if (p.beta != 0 && p.c != p.d) read.push_back({p.c, extent(p.d_layout)});
     const auto check = [&](const Range& r) {
         simt::check_device_range(r.begin, r.bytes, "cublasLtMatmul: a pointer that is not in device memory", site);
         if (reinterpret_cast<uintptr_t>(r.begin) % 16)
             simt::report("cublasLtMatmul: a pointer that is not aligned to 16 bytes", site);
     };
-    for (const Range& r : read) check(r);
-    for (size_t i = 0; i < written.size(); i++) {
-        check(written[i]);
-        for (const Range& r : read)
-            if (written[i].overlaps(r)) simt::report("cublasLtMatmul: an output overlaps an input", site);
+    for (const Range& r : p.read) check(r);
+    for (size_t i = 0; i < p.written.size(); i++) {
+        check(p.written[i]);
+        for (const Range& r : p.read)
+            if (p.written[i].overlaps(r)) simt::report("cublasLtMatmul: an output overlaps an input", site);
         for (size_t j = 0; j < i; j++)
-            if (written[i].overlaps(written[j])) simt::report("cublasLtMatmul: two outputs overlap", site);
+            if (p.written[i].overlaps(p.written[j])) simt::report("cublasLtMatmul: two outputs overlap", site);
     }
 }
 
@@ -302,8 +291,7 @@ cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
 }
 
 cublasStatus_t cublasLtMatmulDescInit(cublasLtMatmulDesc_t desc, cublasComputeType_t compute, cudaDataType_t scale) {
-    *desc = {compute, scale,   CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT, nullptr, nullptr, 0,
-             0,       nullptr, nullptr,     -1};
+    *desc = {compute, scale};
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -329,8 +317,6 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasL
             return set(desc->aux, value, bytes);
         case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD:
             return set(desc->aux_ld, value, bytes);
-        case CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET:
-            return set(desc->sm_count_target, value, bytes);
         case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER:
             return set(desc->a_scale, value, bytes);
         case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER:
@@ -483,6 +469,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     p->wide_b.resize(size_t(s.n * s.k));
     p->sums.resize(size_t(s.m));
     p->split_sums.resize(size_t(s.m));
+    find_ranges(*p);
     check_ranges(*p, site);
     const auto run = [p] {
         annotate_accesses(*p);

@@ -29,7 +29,6 @@ enum cublasLtMatmulDescAttributes_t {
     CUBLASLT_MATMUL_DESC_BIAS_POINTER = 8,
     CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER = 11,
     CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD = 12,
-    CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET = 15,
     CUBLASLT_MATMUL_DESC_A_SCALE_POINTER = 17,
     CUBLASLT_MATMUL_DESC_B_SCALE_POINTER = 18,
     CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE = 26,
@@ -62,14 +61,12 @@ enum cublasLtMatmulAlgoConfigAttributes_t {
 struct cublasLtMatmulDescOpaque_t {
     cublasComputeType_t compute;
     cudaDataType_t scale;
-    int32_t transa, transb;
-    uint32_t epilogue;
-    void* bias;
-    void* aux;
-    int64_t aux_ld;
-    int32_t sm_count_target;  // 0: all multiprocessors
-    void *a_scale, *b_scale;  // scales of FP8 operands
-    int32_t bias_type;        // -1: the type of D
+    int32_t transa = CUBLAS_OP_N, transb = CUBLAS_OP_N;
+    uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+    void *bias = nullptr, *aux = nullptr;
+    int64_t aux_ld = 0;
+    void *a_scale = nullptr, *b_scale = nullptr;  // scales of FP8 operands
+    int32_t bias_type = -1;                       // -1: the type of D
 };
 struct cublasLtMatrixLayoutOpaque_t {
     cudaDataType_t type;

@@ -205,14 +205,9 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
     const int capability = simt::config.compute_capability;
     *properties = {.name = "emulator",
                    .totalGlobalMem = ARENA_BYTES,
-                   .sharedMemPerBlock = simt::GpuLimits::default_shared,
-                   .sharedMemPerBlockOptin = size_t(simt::gpu_limits(capability).shared_of_block()),
                    .major = capability / 10,
                    .minor = capability % 10,
-                   .multiProcessorCount = MULTIPROCESSORS,
-                   .warpSize = 32,
-                   .maxThreadsPerBlock = 1024,
-                   .l2CacheSize = 32 << 20};
+                   .multiProcessorCount = MULTIPROCESSORS};
     return cudaSuccess;
 }
 

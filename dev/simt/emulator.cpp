@@ -46,72 +46,47 @@ dim3 blockDim, gridDim;
 
 namespace simt {
 
-// Whether the environment variable has its second value, which may have a seed (SIMT_ORDER=random:7). Refuses unknown
-// values, so that a misspelt one is not taken for the default.
-static bool setting(const char* variable, const char* first, const char* second, uint64_t* seed) {
+// Ends the program, so that a misspelt value is not taken for the default.
+[[noreturn]] static void refuse(const char* variable) {
+    fprintf(stderr, "emulator: %s=%s is not known\n", variable, getenv(variable));
+    exit(2);
+}
+
+// The index of the environment variable's value among the words, without a value 0. The last word may have a seed, as
+// SIMT_ORDER=random:7.
+static int word_of(const char* variable, const std::vector<std::string>& words, uint64_t* seed = nullptr) {
     const char* text = getenv(variable);
-    if (!text || strcmp(text, first) == 0) return false;
-    const size_t length = strlen(second);
-    if (strncmp(text, second, length) == 0 && (!text[length] || (seed && text[length] == ':'))) {
-        if (text[length]) *seed = strtoull(text + length + 1, nullptr, 10);
-        return true;
-    }
-    if (strcmp(variable, "SIMT_ORDER") == 0 && strcmp(text, "reverse") == 0) return false;
-    fprintf(stderr, "emulator: %s=%s is not known\n", variable, text);
-    exit(2);
+    if (!text) return 0;
+    for (size_t i = 0; i < words.size(); i++)
+        if (text == words[i]) return int(i);
+    const std::string with_seed = words.back() + ":";
+    if (!seed || strncmp(text, with_seed.c_str(), with_seed.size()) != 0) refuse(variable);
+    *seed = strtoull(text + with_seed.size(), nullptr, 10);
+    return int(words.size()) - 1;
 }
 
-static void read_devices(Config& c) {
-    const char* text = getenv("SIMT_DEVICES");
-    if (!text) return;
+// A number of at least 1.
+static int64_t number_of(const char* variable, int64_t otherwise) {
+    const char* text = getenv(variable);
+    if (!text) return otherwise;
     char* end = nullptr;
-    c.gpus = int(strtol(text, &end, 10));
-    if (!*end && c.gpus > 0) return;
-    fprintf(stderr, "emulator: SIMT_DEVICES=%s is not known\n", text);
-    exit(2);
-}
-
-static void read_architecture(Config& c) {
-    const char* text = getenv("SIMT_ARCH");
-    if (!text) return;
-    char* end = nullptr;
-    c.compute_capability = int(strtol(text, &end, 10));
-    if (!*end && gpu_limits(c.compute_capability).capability == c.compute_capability) return;
-    fprintf(stderr, "emulator: SIMT_ARCH=%s is not known\n", text);
-    exit(2);
-}
-
-static void read_async(Config& c) {
-    const char* text = getenv("SIMT_ASYNC");
-    if (text && strcmp(text, "early") == 0)
-        c.async = Async::early;
-    else if (setting("SIMT_ASYNC", "late", "random", &c.async_seed))
-        c.async = Async::random;
-}
-
-static void read_failure(Config& c) {
-    const char* text = getenv("SIMT_FAIL");
-    if (!text) return;
-    char* end = nullptr;
-    c.fail_in_capture = strcmp(text, "capture") == 0;
-    c.fail_at = c.fail_in_capture ? 0 : strtoll(text, &end, 10);
-    if (c.fail_in_capture || (*text && !*end && c.fail_at > 0)) return;
-    fprintf(stderr, "emulator: SIMT_FAIL=%s is not known\n", text);
-    exit(2);
+    const int64_t number = strtoll(text, &end, 10);
+    if (*end || number < 1) refuse(variable);
+    return number;
 }
 
 static Config config_from_environment() {
     Config c;
-    read_devices(c);
-    read_architecture(c);
-    const char* order = getenv("SIMT_ORDER");
-    if (setting("SIMT_ORDER", "forward", "random", &c.order_seed)) c.order = Order::random;
-    if (order && strcmp(order, "reverse") == 0) c.order = Order::reverse;
-    read_async(c);
-    read_failure(c);
-    c.eager_cp_async = setting("SIMT_CP_ASYNC", "lazy", "eager", nullptr);
-    c.deferred_streams = setting("SIMT_STREAMS", "now", "deferred", &c.stream_seed);
-    c.gpu_math = setting("SIMT_MATH", "exact", "gpu", nullptr);
+    c.gpus = int(number_of("SIMT_DEVICES", c.gpus));
+    c.compute_capability = int(number_of("SIMT_ARCH", c.compute_capability));
+    if (gpu_limits(c.compute_capability).capability != c.compute_capability) refuse("SIMT_ARCH");
+    c.order = Order(word_of("SIMT_ORDER", {"forward", "reverse", "random"}, &c.order_seed));
+    c.async = Async(word_of("SIMT_ASYNC", {"late", "early", "random"}, &c.async_seed));
+    const char* fails = getenv("SIMT_FAIL");
+    c.fail_in_capture = fails && strcmp(fails, "capture") == 0;
+    if (!c.fail_in_capture) c.fail_at = number_of("SIMT_FAIL", c.fail_at);
+    c.deferred_streams = word_of("SIMT_STREAMS", {"now", "deferred"}, &c.stream_seed) == 1;
+    c.gpu_math = word_of("SIMT_MATH", {"exact", "gpu"}) == 1;
 #ifndef SIMT_FUSED
     if (c.gpu_math) fprintf(stderr, "emulator: SIMT_MATH=gpu needs programs that `make emulator MATH=gpu` has built\n");
     if (c.gpu_math) exit(2);
@@ -164,10 +139,8 @@ void report(const char* what, Site site) {
             if (b.uses_engines) print_engines(b);
         }
     }
-    fprintf(stderr,
-            "    order %s, order seed %llu, cp.async %s, async %s, async seed %llu, streams %s, stream seed %llu\n",
-            orders[int(config.order)], static_cast<unsigned long long>(config.order_seed),
-            config.eager_cp_async ? "eager" : "lazy", asyncs[int(config.async)],
+    fprintf(stderr, "    order %s, order seed %llu, async %s, async seed %llu, streams %s, stream seed %llu\n",
+            orders[int(config.order)], static_cast<unsigned long long>(config.order_seed), asyncs[int(config.async)],
             static_cast<unsigned long long>(config.async_seed), config.deferred_streams ? "deferred" : "now",
             static_cast<unsigned long long>(config.stream_seed));
     abort();
@@ -382,7 +355,7 @@ static void start_block(Block& b, uint3 index) {
     }
     b.index = index;
     b.live = threads;
-    b.arrived = b.votes = 0;
+    b.arrived = 0;
     reset_shared_memory(b);
     reset_engines(b);
 }

@@ -8,9 +8,8 @@
 //
 // Environment variables; simt::config has the same settings, except SIMT_NCCL:
 //   SIMT_ORDER=forward|reverse|random[:SEED]   order in which threads of a block, and blocks, run [forward]
-//   SIMT_CP_ASYNC=lazy|eager                   a cp.async copy runs when a thread waits for it, or at once [lazy]
-//   SIMT_ASYNC=late|early|random[:SEED]        Hopper's copies and products run when a thread waits for them, at
-//                                              once, or at random [late]
+//   SIMT_ASYNC=late|early|random[:SEED]        asynchronous copies and products run when a thread waits for them, at
+//                                              once, or at random (those of Hopper) [late]
 //   SIMT_STREAMS=now|deferred[:SEED]           queued work runs at once, or when the host waits, with the streams
 //                                              interleaved at random [now]
 //   SIMT_MATH=exact|gpu                        results of ex2, rcp, rsqrt and tanh are rounded, or as inexact as on a
@@ -18,7 +17,7 @@
 //   SIMT_NCCL=deaf                             NCCL does not notice that another rank has ended [it notices]
 //   SIMT_FAIL=N|capture                        operation N (from 1), or the first one of a capture, fails like an
 //                                              illegal access: this call and all later ones return the error [never]
-//   SIMT_DEVICES=COUNT[:FIRST]                 number of GPUs, and the index in the machine of the first one [1:0]
+//   SIMT_DEVICES=COUNT                         number of GPUs [1]
 //   SIMT_ARCH=80|86|87|89|90|100|120           the GPUs' architecture, which decides the launches that fit (it needs
 //                                              dev/cuda_budget.txt) and the blocks of a multiprocessor [90]
 #pragma once
@@ -84,7 +83,6 @@ enum class Async { late, early, random };
 struct Config {
     Order order = Order::forward;
     uint64_t order_seed = 1;
-    bool eager_cp_async = false;
     Async async = Async::late;
     uint64_t async_seed = 1;
     bool deferred_streams = false;
@@ -123,7 +121,7 @@ struct Site {
 
 // Defined in warp.cpp and shared_memory.cpp, which are never instrumented. Arguments are passed by value where
 // possible, because sanitizers would not see these files read the kernel's memory.
-int block_barrier(bool vote, Site site);  // returns the number of votes
+void block_barrier(Site site);
 void warp_barrier(unsigned mask, Site site);
 uint64_t shuffle(unsigned mask, uint64_t bits, int source_lane, Site site);
 unsigned ballot(unsigned mask, bool vote, Site site);
@@ -131,8 +129,6 @@ unsigned match(unsigned mask, uint64_t bits, Site site);
 void mma(float* acc, const uint32_t* a, const uint32_t* b, Site site);
 void ldmatrix(uint32_t* registers, bool transpose, uint64_t low, uint64_t high, Site site);
 int lane();
-void fence();
-void acquire_fences();
 
 void* shared_variable(const void* key, const char* name, size_t bytes, size_t align);
 void* dynamic_shared_memory(size_t align);
@@ -221,10 +217,7 @@ inline void check_aligned(const void* p, size_t bytes, const char* what, Site si
 
 // Barriers, shuffles and votes.
 
-inline void __syncthreads(SIMT_SITE) { simt::block_barrier(false, site); }
-inline int __syncthreads_count(int predicate, SIMT_SITE) { return simt::block_barrier(predicate, site); }
-inline int __syncthreads_or(int predicate, SIMT_SITE) { return simt::block_barrier(predicate, site) != 0; }
-inline int __syncthreads_and(int predicate, SIMT_SITE) { return simt::block_barrier(!predicate, site) == 0; }
+inline void __syncthreads(SIMT_SITE) { simt::block_barrier(site); }
 inline void __syncwarp(unsigned mask = 0xffffffffu, SIMT_SITE) { simt::warp_barrier(mask, site); }
 
 template <class T>
@@ -238,18 +231,12 @@ T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = warpSize, S
     return simt::shuffle_as(mask, value, source < end ? source : lane, site);
 }
 template <class T>
-T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = warpSize, SIMT_SITE) {
-    const int lane = simt::lane(), source = lane + int(delta), end = (lane & ~(width - 1)) + width;
-    return simt::shuffle_as(mask, value, source < end ? source : lane, site);
-}
-template <class T>
 T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = warpSize, SIMT_SITE) {
     const int lane = simt::lane(), source = lane - int(delta), begin = lane & ~(width - 1);
     return simt::shuffle_as(mask, value, source >= begin ? source : lane, site);
 }
 inline unsigned __ballot_sync(unsigned mask, int predicate, SIMT_SITE) { return simt::ballot(mask, predicate, site); }
 inline int __any_sync(unsigned mask, int predicate, SIMT_SITE) { return simt::ballot(mask, predicate, site) != 0; }
-inline int __all_sync(unsigned mask, int predicate, SIMT_SITE) { return simt::ballot(mask, !predicate, site) == 0; }
 template <class T>
 unsigned __match_any_sync(unsigned mask, T value, SIMT_SITE) {
     static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= 8);
@@ -258,8 +245,7 @@ unsigned __match_any_sync(unsigned mask, T value, SIMT_SITE) {
     return simt::match(mask, bits, site);
 }
 
-// Atomics and fences. CUDA's atomics are relaxed. ThreadSanitizer does not support fences, so an atomic acquires what
-// fences have released.
+// Atomics, which are relaxed.
 
 namespace simt {
 template <class T, class F>
@@ -268,7 +254,6 @@ T atomic_update(T* p, F updated) {
     T old = word.load(std::memory_order_relaxed);
     while (!word.compare_exchange_weak(old, updated(old), std::memory_order_relaxed)) {
     }
-    acquire_fences();
     return old;
 }
 }  // namespace simt
@@ -281,30 +266,9 @@ template <class T>
 T atomicMax(T* p, std::type_identity_t<T> value) {
     return simt::atomic_update(p, [=](T old) { return old < value ? value : old; });
 }
-template <class T>
-T atomicMin(T* p, std::type_identity_t<T> value) {
-    return simt::atomic_update(p, [=](T old) { return value < old ? value : old; });
-}
-template <class T>
-T atomicExch(T* p, std::type_identity_t<T> value) {
-    return simt::atomic_update(p, [=](T) { return value; });
-}
-template <class T>
-T atomicCAS(T* p, std::type_identity_t<T> expected, std::type_identity_t<T> value) {
-    return simt::atomic_update(p, [=](T old) { return old == expected ? value : old; });
-}
-inline unsigned atomicInc(unsigned* p, unsigned limit) {
-    return simt::atomic_update(p, [=](unsigned old) { return old >= limit ? 0 : old + 1; });
-}
-inline void __threadfence() { simt::fence(); }
-inline void __threadfence_block() { simt::fence(); }
 
 // Device functions that a host compiler does not have.
 
-template <class T>
-T __ldg(const T* p) {
-    return *p;
-}
 template <class T>
 T __ldcs(const T* p) {
     return *p;
@@ -314,11 +278,6 @@ void __stcs(T* p, const std::type_identity_t<T>& value) {
     *p = value;
 }
 inline float rsqrtf(float x) { return simt::inexact(1.0f / std::sqrt(x), 2); }
-inline float __fdividef(float a, float b) { return simt::inexact(a / b, 2); }
-// math.h of glibc declares these two, but no library defines them.
-extern "C" inline float __expf(float x) noexcept { return std::exp(x); }
-extern "C" inline float __logf(float x) noexcept { return std::log(x); }
-inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
 inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
 // Byte i of the result is byte number (selector >> 4i) % 8 of the eight bytes of x, then y.
 inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
@@ -328,7 +287,6 @@ inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
     return result;
 }
 inline int __popc(unsigned x) { return std::popcount(x); }
-inline int __clz(int x) { return std::countl_zero(unsigned(x)); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int min(int a, int b) { return a < b ? a : b; }
 inline int max(int a, int b) { return a > b ? a : b; }
@@ -365,22 +323,16 @@ enum cudaError_t : int {
     cudaErrorCapturedEvent = 907,
     cudaErrorInvalidClusterSize = 912,
 };
-enum cudaMemcpyKind {
-    cudaMemcpyHostToHost,
-    cudaMemcpyHostToDevice,
-    cudaMemcpyDeviceToHost,
-    cudaMemcpyDeviceToDevice,
-    cudaMemcpyDefault,
-};
-enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaHostAllocDefault = 0 };
+enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
+enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2 };
 using cudaStream_t = struct CUstream_st*;
 using cudaEvent_t = struct CUevent_st*;
 using cudaGraph_t = struct CUgraph_st*;
 using cudaGraphExec_t = struct CUgraphExec_st*;
 struct cudaDeviceProp {
     char name[256];
-    size_t totalGlobalMem, sharedMemPerBlock, sharedMemPerBlockOptin;
-    int major, minor, multiProcessorCount, warpSize, maxThreadsPerBlock, l2CacheSize;
+    size_t totalGlobalMem;
+    int major, minor, multiProcessorCount;
 };
 
 const char* cudaGetErrorName(cudaError_t error);

@@ -22,7 +22,7 @@ struct Chunk {
     uint16_t readers, writers;  // pending operations
     int phase;                  // phase of the barrier
     uint64_t time;              // time of the write
-    // The place in TMA's box, and the box: rows, and columns of 16 bytes. No columns: not by TMA, or without a box.
+    // The place in TMA's box, and the box: rows, and columns of 16 bytes. No columns: not by TMA.
     uint16_t row, rows, column, columns;
     // By stmatrix: the chunk of its matrix's first row. Else 0.
     uint16_t first_row;
@@ -85,7 +85,7 @@ struct Warpgroup {
 struct TensorMap {
     char* base;
     int64_t sizes[3], strides[3];  // strides in bytes; the first is the element's
-    int box[3], swizzle, rank;
+    int box[3], swizzle;
     int64_t row_bytes() const { return box[0] * strides[0]; }
     int64_t bytes() const { return row_bytes() * box[1] * box[2]; }
 };

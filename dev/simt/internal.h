@@ -83,14 +83,15 @@ char* map_memory(size_t bytes);  // zeroed; pages take no memory until they are 
 
 // Queues work that is not a kernel, for example a matmul of cuBLASLt. It takes `ms` milliseconds on the stream's clock.
 // It must not access host memory that a sanitizer watches.
-void enqueue_work(std::function<void()> work, float ms, struct CUstream_st* stream);
+//
+// Other processes may take part in the work. `attempt` is then called repeatedly, while the host and other streams
+// continue, until it returns true. It runs as the host and may access device memory only by copy_uninstrumented, which
+// no sanitizer sees. `work` then runs as the stream and reports these accesses to the sanitizers.
+void enqueue_work(std::function<void()> work, float ms, struct CUstream_st* stream,
+                  std::function<bool()> attempt = nullptr);
 // Records device memory that a library allocates for itself and keeps. cudaMemGetInfo does not count it as free.
 void take_device_memory(size_t bytes);
 bool device_has_failed();  // whether simt::config.fail_at or fail_in_capture has taken effect
-// Queues work that other processes take part in. `attempt` is called repeatedly, while the host and other streams
-// continue, until it returns true. It runs as the host and may access device memory only by copy_uninstrumented, which
-// no sanitizer sees. `work` then runs as the stream and reports these accesses to the sanitizers.
-void enqueue_external(std::function<bool()> attempt, std::function<void()> work, float ms, struct CUstream_st* stream);
 void copy_uninstrumented(void* to, const void* from, size_t bytes);
 // Reports `wrong` unless p is in device memory, and reports a range that goes beyond its array.
 void check_device_range(const void* p, size_t bytes, const char* wrong, Site site);

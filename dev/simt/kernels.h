@@ -89,7 +89,7 @@ __forceinline__ void cp_async_16(void* shared, const void* global, SIMT_SITE) {
     simt::check_aligned(shared, 16, "cp.async: the destination is not 16-byte aligned", site);
     simt::check_aligned(global, 16, "cp.async: the source is not 16-byte aligned", site);
     if (!simt::is_shared(shared, 16)) simt::report("cp.async: the destination is not in shared memory", site);
-    if (simt::config.eager_cp_async) copy_16(shared, global);
+    if (simt::config.async == simt::Async::early) copy_16(shared, global);
     simt::cp_async_begin({shared, global}, site);
 }
 __forceinline__ void cp_async_commit() { simt::cp_async_commit(); }
@@ -97,7 +97,7 @@ template <int N>
 __forceinline__ void cp_async_wait() {
     simt::Copy copy{};
     while (simt::cp_async_next(N, &copy))
-        if (!simt::config.eager_cp_async) copy_16(copy.to, copy.from);
+        if (simt::config.async != simt::Async::early) copy_16(copy.to, copy.from);
 }
 
 // The instructions of hopper.h.
@@ -164,12 +164,6 @@ __forceinline__ void tma_store(const CUtensorMap* map, const void* from, int x, 
 __forceinline__ void tma_store(const CUtensorMap* map, const void* from, int x, int y, int z, SIMT_SITE) {
     simt::tensor_store(map, from, {x, y, z}, site);
 }
-__forceinline__ void bulk_load(void* to, const void* from, uint32_t bytes, uint64_t* barrier, SIMT_SITE) {
-    simt::bulk_load(to, from, bytes, barrier, site);
-}
-__forceinline__ void bulk_store(void* to, const void* from, uint32_t bytes, SIMT_SITE) {
-    simt::bulk_store(to, from, bytes, site);
-}
 __forceinline__ void store_commit() { simt::store_commit(); }
 template <int N>
 __forceinline__ void store_wait_read() {
@@ -189,13 +183,13 @@ __forceinline__ void wgmma_wait(SIMT_SITE) {
 }
 template <bool TRANSPOSED_A, bool TRANSPOSED_B, int R>
 __forceinline__ void wgmma(float (&d)[R], uint64_t a, uint64_t b, bool accumulate, SIMT_SITE) {
-    static_assert(R == 32 || R == 64 || R == 96 || R == 128);
+    static_assert(R == 32 || R == 64 || R == 96);
     if (accumulate) simt::expect_written(d, sizeof(d));
     simt::wgmma(d, {2 * R, TRANSPOSED_A, TRANSPOSED_B, accumulate, a, b, nullptr}, site);
 }
 template <bool TRANSPOSED_B, int R>
 __forceinline__ void wgmma(float (&d)[R], const uint32_t (&a)[4], uint64_t b, bool accumulate, SIMT_SITE) {
-    static_assert(R == 32 || R == 64 || R == 96 || R == 128);
+    static_assert(R == 32 || R == 64);
     if (accumulate) simt::expect_written(d, sizeof(d));
     simt::expect_written(a, sizeof(a));
     simt::wgmma(d, {2 * R, false, TRANSPOSED_B, accumulate, 0, b, a}, site);
@@ -208,14 +202,9 @@ __forceinline__ void add128_l2(float* p, Vec<float> v, SIMT_SITE) {
 }
 __forceinline__ Vec<float> load128_l2(const float* p, SIMT_SITE) { return load128(p, site); }
 
-template <bool TRANSPOSE>
-__forceinline__ void stmatrix_rows(void* row, const uint32_t (&r)[4], simt::Site site) {
+__forceinline__ void stmatrix_x4(void* row, const uint32_t (&r)[4], SIMT_SITE) {
     simt::expect_written(r, sizeof(r));
     uint64_t bits[2] = {};
-    simt::exchange_matrices(r, TRANSPOSE, row, bits, site);
+    simt::exchange_matrices(r, row, bits, site);
     copy_16(row, bits);
-}
-__forceinline__ void stmatrix_x4(void* row, const uint32_t (&r)[4], SIMT_SITE) { stmatrix_rows<false>(row, r, site); }
-__forceinline__ void stmatrix_x4_trans(void* row, const uint32_t (&r)[4], SIMT_SITE) {
-    stmatrix_rows<true>(row, r, site);
 }

@@ -4,7 +4,7 @@
 // The topology is a star: every rank sends to rank 0, which adds in rank order and sends the results back. The ranks
 // are connected by abstract Unix-domain sockets, whose name is the unique id. Network namespaces do not share these, so
 // with SIMT_NCCL_FOLDER=DIR the sockets are files in DIR, which ranks in several namespaces can reach. There is no
-// background thread: a collective makes progress when its stream is stepped (simt::enqueue_external), everything else
+// background thread: a collective makes progress when its stream is stepped (simt::enqueue_work), everything else
 // when ncclCommGetAsyncError is called.
 #include "nccl.h"
 
@@ -435,7 +435,7 @@ ncclResult_t start(Kind kind, const void* from, void* to, size_t count, ncclData
         if (__tsan_write_range) __tsan_write_range(job->to, job->to_bytes);
     };
     const float ms = COLLECTIVE_MS * float(DEFAULT_CTAS) / float(c.ctas);
-    const auto queue = [=] { simt::enqueue_external([job] { return job->attempt(); }, annotate, ms, stream); };
+    const auto queue = [=] { simt::enqueue_work(annotate, ms, stream, [job] { return job->attempt(); }); };
     if (c.issued % DELAYED_EVERY != 1) {
         queue();
         return ncclSuccess;
@@ -470,25 +470,15 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
 }
 
 const char* ncclGetErrorString(ncclResult_t result) {
-    switch (result) {
-        case ncclSuccess:
-            return "no error";
-        case ncclUnhandledCudaError:
-            return "unhandled cuda error";
-        case ncclSystemError:
-            return "unhandled system error";
-        case ncclInternalError:
-            return "internal error";
-        case ncclInvalidArgument:
-            return "invalid argument";
-        case ncclInvalidUsage:
-            return "invalid usage";
-        case ncclRemoteError:
-            return "remote process exited or there was a network error";
-        case ncclInProgress:
-            return "NCCL operation in progress";
-    }
-    return "unknown result code";
+    static const char* const texts[] = {"no error",
+                                        "unhandled cuda error",
+                                        "unhandled system error",
+                                        "internal error",
+                                        "invalid argument",
+                                        "invalid usage",
+                                        "remote process exited or there was a network error",
+                                        "NCCL operation in progress"};
+    return texts[result];
 }
 
 const char* ncclGetLastError(ncclComm_t comm) { return comm ? comm->reason.c_str() : ""; }

@@ -63,7 +63,7 @@ struct CUstream_st {
     bool blocking = true;  // not created with cudaStreamNonBlocking; the null stream may then not be used in a capture
     std::shared_ptr<cudart::Capture> capture = nullptr;  // null: not captured
     cudart::Position position = {};                      // in the capture
-    float clock_ms = 0.0f;  // advanced by simt::enqueue_work, simt::enqueue_external and waits for events
+    float clock_ms = 0.0f;                               // advanced by simt::enqueue_work and waits for events
     char done_edge = 0;
 };
 

@@ -126,7 +126,6 @@ struct Rows {
 };
 
 void check_copy(void* to, const void* from, Rows rows, cudaMemcpyKind kind, Site site) {
-    if (kind == cudaMemcpyDefault) return;
     const bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
     const bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
     check_range(to, rows.span(rows.to_pitch), to_device,
@@ -195,23 +194,14 @@ cudaError_t cudart::enqueue(cudaStream_t s, Operation* o, const char* call) {
     return completed();
 }
 
-void simt::enqueue_work(std::function<void()> work, float ms, CUstream_st* stream) {
+void simt::enqueue_work(std::function<void()> work, float ms, CUstream_st* stream, std::function<bool()> attempt) {
     cudaStream_t s = stream_or_null_stream(stream);
     const auto run = [=] {
         work();
         s->clock_ms += ms;
     };
-    cudart::enqueue(s, new Operation{.kind = Operation::copy, .work = run}, "a call of a library");
-}
-
-void simt::enqueue_external(std::function<bool()> attempt, std::function<void()> work, float ms, CUstream_st* stream) {
-    cudaStream_t s = stream_or_null_stream(stream);
-    const auto run = [=] {
-        work();
-        s->clock_ms += ms;
-    };
-    auto* o = new Operation{.kind = Operation::external, .work = run, .attempt = std::move(attempt)};
-    cudart::enqueue(s, o, "a collective");
+    const auto kind = attempt ? Operation::external : Operation::copy;
+    cudart::enqueue(s, new Operation{.kind = kind, .work = run, .attempt = attempt}, "a call of a library");
 }
 
 cudaError_t simt::enqueue(Call* call, const cudaLaunchConfig_t& c) {

@@ -53,7 +53,7 @@ static void load(Transfer& t, Block& b) {
         c.row = uint16_t(part / columns);
         c.rows = uint16_t(t.map.box[1]);
         c.column = uint16_t(part++ % columns);
-        c.columns = t.map.rank ? uint16_t(columns) : 0;
+        c.columns = uint16_t(columns);
     });
     bar.bytes -= t.map.bytes();
     release(&bar.edge[bar.phase & 1]);
@@ -106,10 +106,9 @@ static void begin_transfer(Block& b, const Transfer& given) {
 
 static Transfer transfer(const TensorMap& map, Box from, const void* shared, Site site, void* place) {
     Block& b = block_with_engines();
-    const int64_t align = map.rank ? 128 : 16;
     const int64_t address = address_of(b, shared, map.bytes(), site);
-    if (address % align)
-        report_with(site, "a TMA copy needs shared memory that is aligned to %d bytes, not %d", int(align),
+    if (address % 128)
+        report_with(site, "a TMA copy needs shared memory that is aligned to 128 bytes, not %d",
                     int(address & -address));
     if (map.swizzle > 16 && map.row_bytes() != map.swizzle)
         report_with(site, "a box with rows of %d bytes, with a swizzle of %d: the emulator does not know this",
@@ -139,11 +138,6 @@ static void begin_store(Transfer t) {
     begin_transfer(*running, t);
 }
 
-static TensorMap contiguous(const void* p, uint32_t bytes, Site site) {
-    check_aligned(p, 16, "a bulk copy needs global memory that is aligned to 16 bytes", site);
-    if (!bytes || bytes % 16) report("a bulk copy needs a multiple of 16 bytes", site);
-    return {static_cast<char*>(const_cast<void*>(p)), {bytes, 1, 1}, {1, 0, 0}, {int(bytes), 1, 1}, 16, 0};
-}
 static const TensorMap& decoded(const CUtensorMap* map) { return *reinterpret_cast<const TensorMap*>(map); }
 
 void tensor_load(void* to, const CUtensorMap* map, Box from, uint64_t* barrier, unsigned blocks, Site site) {
@@ -152,13 +146,6 @@ void tensor_load(void* to, const CUtensorMap* map, Box from, uint64_t* barrier, 
 }
 void tensor_store(const CUtensorMap* map, const void* from, Box to, Site site) {
     begin_store(transfer(decoded(map), to, from, site, __builtin_return_address(0)));
-}
-void bulk_load(void* to, const void* from, uint32_t bytes, uint64_t* barrier, Site site) {
-    begin_load(transfer(contiguous(from, bytes, site), {}, to, site, __builtin_return_address(0)), barrier,
-               1u << running->rank);
-}
-void bulk_store(void* to, const void* from, uint32_t bytes, Site site) {
-    begin_store(transfer(contiguous(to, bytes, site), {}, from, site, __builtin_return_address(0)));
 }
 
 void store_commit() { state(*block_with_engines().current).store_groups++; }
@@ -206,8 +193,7 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuui
                         : type == CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 ? 2
                         : type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32  ? 4
                                                                    : 0;
-    simt::TensorMap m{static_cast<char*>(address), {1, 1, 1}, {element, 0, 0}, {1, 1, 1},
-                      16 << int(swizzle),          int(rank)};
+    simt::TensorMap m{static_cast<char*>(address), {1, 1, 1}, {element, 0, 0}, {1, 1, 1}, 16 << int(swizzle)};
     for (unsigned i = 0; i < std::min(rank, 3u); i++) {
         m.sizes[i] = int64_t(sizes[i]);
         m.box[i] = int(box[i]);

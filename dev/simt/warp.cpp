@@ -1,4 +1,4 @@
-// warp.cpp: the emulator's warp operations, barriers and fences.
+// warp.cpp: the emulator's warp operations and barriers.
 //
 // A warp has three sets of lanes: live, ready, waiting. A lane that reaches a warp operation puts a slot on its stack
 // and waits. The last lane of the mask computes the results of all and makes all lanes ready.
@@ -19,10 +19,8 @@ struct Slot {
     const uint32_t *a = nullptr, *b = nullptr;  // mma, stmatrix
     float* acc = nullptr;                       // mma
     uint32_t* registers = nullptr;              // ldmatrix
-    bool transpose = false;                     // matrices
+    bool transpose = false;                     // ldmatrix
 };
-
-static char fence_edge;
 
 static float widened(uint32_t pair, int half) { return std::bit_cast<float>(half ? pair & 0xffff0000u : pair << 16); }
 
@@ -73,9 +71,8 @@ static void compute_stmatrix(Slot** slots) {
     for (int lane = 0; lane < 32; lane++) {
         const int row = lane % 8, matrix = lane / 8;
         for (int i = 0; i < 8; i++) {
-            const bool transpose = slots[lane]->transpose;
-            const uint32_t pair = slots[transpose ? i * 4 + row / 2 : row * 4 + i / 2]->a[matrix];
-            slots[lane]->bits[i / 4] |= uint64_t(pair >> (transpose ? row : i) % 2 * 16 & 0xffff) << i % 4 * 16;
+            const uint32_t pair = slots[row * 4 + i / 2]->a[matrix];
+            slots[lane]->bits[i / 4] |= uint64_t(pair >> i % 2 * 16 & 0xffff) << i % 4 * 16;
         }
     }
 }
@@ -167,8 +164,8 @@ void ldmatrix(uint32_t* registers, bool transpose, uint64_t low, uint64_t high, 
     warp_operation(~0u, slot, site);
 }
 
-void stmatrix(const uint32_t* registers, bool transpose, uint64_t (&row)[2], Site site) {
-    Slot slot{.op = Op::stmatrix, .a = registers, .transpose = transpose};
+void stmatrix(const uint32_t* registers, uint64_t (&row)[2], Site site) {
+    Slot slot{.op = Op::stmatrix, .a = registers};
     warp_operation(~0u, slot, site);
     row[0] = slot.bits[0];
     row[1] = slot.bits[1];
@@ -176,7 +173,7 @@ void stmatrix(const uint32_t* registers, bool transpose, uint64_t (&row)[2], Sit
 
 int lane() { return running->current->lane; }
 
-int block_barrier(bool vote, Site site) {
+void block_barrier(Site site) {
     Block& b = *running;
     Thread& self = *b.current;
     self.site = site;
@@ -184,28 +181,17 @@ int block_barrier(bool vote, Site site) {
     if (b.arrived && (b.barrier.line != site.line || strcmp(b.barrier.file, site.file) != 0))
         report("threads of one block meet in different __syncthreads", site);
     b.barrier = site;
-    b.votes += vote;
     self.state = State::at_barrier;
     b.warps[size_t(self.warp)].ready &= ~lane_bit(self.lane);
     char* edge = &b.barrier_edge[b.phase];
     release(edge);
     if (++b.arrived == b.num_threads) {
-        b.result = b.votes;
-        b.arrived = b.votes = 0;
+        b.arrived = 0;
         b.phase ^= 1;
         for (Warp& w : b.warps) w.ready = w.live;
     }
     yield(b);
     acquire(edge);
-    return b.result;
 }
-
-// ThreadSanitizer does not support fences. Here all fences release the same happens-before edge, and atomics acquire
-// it.
-void fence() {
-    release(&fence_edge);
-    std::atomic_thread_fence(std::memory_order_seq_cst);
-}
-void acquire_fences() { acquire(&fence_edge); }
 
 }  // namespace simt

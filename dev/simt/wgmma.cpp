@@ -275,7 +275,7 @@ void wgmma_wait(int groups_kept, Site site) {
     }
 }
 
-void exchange_matrices(const uint32_t* registers, bool transpose, void* row, uint64_t (&out)[2], Site site) {
+void exchange_matrices(const uint32_t* registers, void* row, uint64_t (&out)[2], Site site) {
     Block& b = block_with_engines();
     check_aligned(row, 16, "stmatrix: a row is not 16-byte aligned", site);
     if (!is_shared(row, 16)) report("stmatrix: a row is not in shared memory", site);
@@ -283,7 +283,7 @@ void exchange_matrices(const uint32_t* registers, bool transpose, void* row, uin
     ThreadState& s = state(*b.current);
     const int parity = s.matrices++ % 2;
     s.rows[parity] = row;
-    stmatrix(registers, transpose, out, site);
+    stmatrix(registers, out, site);
     note_store(b, row, 16, site);
     const ThreadState& first = b.engines->threads[number(*b.current) / 8 * 8];
     chunk_at(b, row).first_row = uint16_t(size_t(static_cast<const char*>(first.rows[parity]) - b.shared) / CHUNK);

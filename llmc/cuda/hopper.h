@@ -147,18 +147,6 @@ __device__ __forceinline__ void tma_store(const CUtensorMap* map, const void* fr
                  "r"(simt::shared_address(from)), "r"(x), "r"(y), "r"(z)
                  : "memory");
 }
-// Contiguous bytes, a multiple of 16.
-__device__ __forceinline__ void bulk_load(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                     simt::shared_address(to)),
-                 "l"(from), "r"(bytes), "r"(simt::shared_address(barrier))
-                 : "memory");
-}
-__device__ __forceinline__ void bulk_store(void* to, const void* from, uint32_t bytes) {
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
-                 "r"(simt::shared_address(from)), "r"(bytes)
-                 : "memory");
-}
 // store_commit ends a group of this thread's stores. At most N groups are pending after store_wait<N>; after
 // store_wait_read<N> they may be pending, but have read their shared memory.
 __device__ __forceinline__ void store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
@@ -187,17 +175,14 @@ __device__ __forceinline__ void wgmma_wait() {
 #define HOPPER_TO_29 HOPPER_TEN() HOPPER_TEN(1) HOPPER_TEN(2)
 #define HOPPER_TO_59 HOPPER_TO_29 HOPPER_TEN(3) HOPPER_TEN(4) HOPPER_TEN(5)
 #define HOPPER_TO_89 HOPPER_TO_59 HOPPER_TEN(6) HOPPER_TEN(7) HOPPER_TEN(8)
-#define HOPPER_TO_119 HOPPER_TO_89 HOPPER_TEN(9) HOPPER_TEN(10) HOPPER_TEN(11)
 #define HOPPER_32 HOPPER_TO_29 "%30,%31"
 #define HOPPER_64 HOPPER_TO_59 "%60,%61,%62,%63"
 #define HOPPER_96 HOPPER_TO_89 "%90,%91,%92,%93,%94,%95"
-#define HOPPER_128 HOPPER_TO_119 "%120,%121,%122,%123,%124,%125,%126,%127"
 #define HOPPER_F4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define HOPPER_F16(i) HOPPER_F4(i), HOPPER_F4(i + 4), HOPPER_F4(i + 8), HOPPER_F4(i + 12)
 #define HOPPER_F32(i) HOPPER_F16(i), HOPPER_F16(i + 16)
 #define HOPPER_F64 HOPPER_F32(0), HOPPER_F32(32)
 #define HOPPER_F96 HOPPER_F64, HOPPER_F32(64)
-#define HOPPER_F128 HOPPER_F96, HOPPER_F32(96)
 // p0 to p4: the numbers of the operands after the accumulators.
 #define HOPPER_SS(n, list, floats, p0, p1, p2, p3, p4)                                                              \
     asm volatile("{.reg .pred p; setp.ne.b32 p, " p2                                                                \
@@ -215,33 +200,28 @@ __device__ __forceinline__ void wgmma_wait() {
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)), "n"(int(TRANSPOSED_B)))
 
 // d (64, N) = A (64, 16) B (16, N), plus d if `accumulate`, by a warpgroup: 4 warps, the first one's number a
-// multiple of 4. N is twice the floats of a thread: 64, 128, 192 or 256. Thread t has in d[4 * j + 2 * h + i] row
-// t / 32 * 16 + t % 32 / 4 + 8 * h and column 8 * j + t % 4 * 2 + i. Operands come from descriptors. A transposed one
-// has rows of its outer dimension, not of k. A may be in registers, as for mma_m16n8k16 with the warp's 16 rows.
+// multiple of 4. N is twice the floats of a thread: 64, 128 or, with A in shared memory, 192. Thread t has in
+// d[4 * j + 2 * h + i] row t / 32 * 16 + t % 32 / 4 + 8 * h and column 8 * j + t % 4 * 2 + i. Operands come from
+// descriptors. A transposed one has rows of its outer dimension, not of k. A may be in registers, as for mma_m16n8k16
+// with the warp's 16 rows.
 template <bool TRANSPOSED_A, bool TRANSPOSED_B, int R>
 __device__ __forceinline__ void wgmma(float (&d)[R], uint64_t a, uint64_t b, bool accumulate) {
-    static_assert(R == 32 || R == 64 || R == 96 || R == 128);
+    static_assert(R == 32 || R == 64 || R == 96);
     if constexpr (R == 32) {
         HOPPER_SS("64", HOPPER_32, HOPPER_F32(0), "%32", "%33", "%34", "%35", "%36");
     } else if constexpr (R == 64) {
         HOPPER_SS("128", HOPPER_64, HOPPER_F64, "%64", "%65", "%66", "%67", "%68");
-    } else if constexpr (R == 96) {
-        HOPPER_SS("192", HOPPER_96, HOPPER_F96, "%96", "%97", "%98", "%99", "%100");
     } else {
-        HOPPER_SS("256", HOPPER_128, HOPPER_F128, "%128", "%129", "%130", "%131", "%132");
+        HOPPER_SS("192", HOPPER_96, HOPPER_F96, "%96", "%97", "%98", "%99", "%100");
     }
 }
 template <bool TRANSPOSED_B, int R>
 __device__ __forceinline__ void wgmma(float (&d)[R], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
-    static_assert(R == 32 || R == 64 || R == 96 || R == 128);
+    static_assert(R == 32 || R == 64);
     if constexpr (R == 32) {
         HOPPER_RS("64", HOPPER_32, HOPPER_F32(0), "%32", "%33", "%34", "%35", "%36", "%37", "%38");
-    } else if constexpr (R == 64) {
-        HOPPER_RS("128", HOPPER_64, HOPPER_F64, "%64", "%65", "%66", "%67", "%68", "%69", "%70");
-    } else if constexpr (R == 96) {
-        HOPPER_RS("192", HOPPER_96, HOPPER_F96, "%96", "%97", "%98", "%99", "%100", "%101", "%102");
     } else {
-        HOPPER_RS("256", HOPPER_128, HOPPER_F128, "%128", "%129", "%130", "%131", "%132", "%133", "%134");
+        HOPPER_RS("128", HOPPER_64, HOPPER_F64, "%64", "%65", "%66", "%67", "%68", "%69", "%70");
     }
 }
 
@@ -261,12 +241,6 @@ __device__ __forceinline__ void stmatrix_x4(void* row, const uint32_t (&r)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(simt::shared_address(row)),
                  "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
                  : "memory");
-}
-__device__ __forceinline__ void stmatrix_x4_trans(void* row, const uint32_t (&r)[4]) {
-    asm volatile(
-        "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(simt::shared_address(row)),
-        "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
-        : "memory");
 }
 
 #endif

@@ -262,19 +262,14 @@ __device__ Vec<floatX> rounded(const Floats<floatX>& x) {
     }
 }
 
-// Reductions in a fixed order. Every lane (warp_) or thread (block_) gets the result. A maximum ignores NaN.
+// Sums in a fixed order. Every lane (warp_) or thread (block_) gets the result.
 
 __device__ inline float warp_sum(float x) {
     for (int distance = WARP_SIZE / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(FULL_MASK, x, distance);
     return x;
 }
-__device__ inline float warp_max(float x) {
-    for (int distance = WARP_SIZE / 2; distance > 0; distance /= 2)
-        x = fmaxf(x, __shfl_xor_sync(FULL_MASK, x, distance));
-    return x;
-}
 
-// All threads of a one-dimensional block must call block_sum and block_max.
+// All threads of a one-dimensional block must call block_sum.
 __device__ inline float block_sum(float x) {
     SHARED(partial, float[WARP_SIZE]);
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE, warps = blockDim.x / WARP_SIZE;
@@ -283,16 +278,6 @@ __device__ inline float block_sum(float x) {
     __syncthreads();
     x = warp_sum(lane < warps ? partial[lane] : 0.0f);
     __syncthreads();  // the next call overwrites partial
-    return x;
-}
-__device__ inline float block_max(float x) {
-    SHARED(partial, float[WARP_SIZE]);
-    const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE, warps = blockDim.x / WARP_SIZE;
-    x = warp_max(x);
-    if (lane == 0) partial[warp] = x;
-    __syncthreads();
-    x = warp_max(lane < warps ? partial[lane] : -INFINITY);
-    __syncthreads();
     return x;
 }
 
@@ -305,11 +290,4 @@ void with_constant(int c, const Run& run) {
     if constexpr (MAX > 1)
         if (c < MAX) return with_constant<MAX - 1>(c, run);
     run(std::integral_constant<int, MAX>{});
-}
-
-// Calls run(0), run(1), ..., run(COUNT - 1), each with its argument as a compile-time constant.
-template <int COUNT, class Run>
-__device__ __forceinline__ void with_each_constant(const Run& run) {
-    if constexpr (COUNT > 1) with_each_constant<COUNT - 1>(run);
-    run(std::integral_constant<int, COUNT - 1>{});
 }

@@ -11,8 +11,8 @@
 inline std::vector<simt::Config> orders() {
     return {{.order = simt::Order::random, .order_seed = 1},
             {.order = simt::Order::forward},
-            {.order = simt::Order::reverse, .eager_cp_async = true},
-            {.order = simt::Order::random, .order_seed = 2, .eager_cp_async = true, .deferred_streams = true}};
+            {.order = simt::Order::reverse, .async = simt::Async::early},
+            {.order = simt::Order::random, .order_seed = 2, .async = simt::Async::early, .deferred_streams = true}};
 }
 
 template <class F>
