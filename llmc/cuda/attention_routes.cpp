@@ -127,15 +127,20 @@ int64_t lse_elements(const AttentionKey& key) {
 
 // Layout of device_scratch where wgmma's results are compared: wgmma's memory, the results of another route, ratios.
 struct Comparison {
-    static constexpr int64_t alignment = 256;
-    int64_t results, lse, ratios, bytes;
-    explicit Comparison(const AttentionKey& key) {
-        results = round_up(wgmma_attention.scratch_bytes(key), alignment);
-        lse = results + round_up(result_elements(key) * int64_t(sizeof(bf16)), alignment);
-        ratios = lse + round_up(lse_elements(key) * int64_t(sizeof(float)), alignment);
-        bytes = ratios + DIFFERENCE_BYTES;
+    bf16* results;
+    float* lse;
+    char* ratios;
+    int64_t bytes;
+    Comparison(void* base, const AttentionKey& key) {
+        Arena memory{base, wgmma_attention.scratch_bytes(key)};
+        results = memory.take<bf16>(result_elements(key));
+        lse = memory.take<float>(lse_elements(key));
+        ratios = memory.take<char>(DIFFERENCE_BYTES);
+        bytes = memory.used;
     }
 };
+
+int64_t comparison_bytes(const AttentionKey& key) { return Comparison(nullptr, key).bytes; }
 
 // The limits of largest_difference. Each route rounds operands (the weights, or their gradients) and results to bf16
 // once. A rounding changes a number by at most 2^-8 of it, and two routes have four. Nothing rounds lse to bf16.
@@ -145,24 +150,20 @@ constexpr float RESULT_LIMIT = 0x1p-6f, LSE_LIMIT = 0x1p-12f;
 // race may show in some runs only, so it computes several times. Results that it leaves unwritten are NaN.
 std::string disagreement(const AttentionCall& call, const AttentionRoute& other, AttentionRoute& wgmma, Stream stream) {
     constexpr int runs = 3;
-    const Comparison at(call.key);
-    char* const scratch = static_cast<char*>(device_scratch(at.bytes));
+    const Comparison at(device_scratch(comparison_bytes(call.key)), call.key);
     bf16* const results = call.dqkv ? call.dqkv : call.out;
     const int64_t count = result_elements(call.key), lse_count = lse_elements(call.key);
     const size_t bytes = size_t(count) * sizeof(bf16), lse_bytes = size_t(lse_count) * sizeof(float);
     const int C = call.key.sizes.NH * call.key.sizes.HS, parts = call.dqkv ? 3 : 1;
-    copy_on_device(scratch + at.results, results, int64_t(bytes), stream);
-    copy_on_device(scratch + at.lse, call.lse, int64_t(lse_bytes), stream);
+    copy_on_device(at.results, results, int64_t(bytes), stream);
+    copy_on_device(at.lse, call.lse, int64_t(lse_bytes), stream);
     for (int i = 0; i < runs; i++) {
         CUDA_CHECK(cudaMemsetAsync(results, 0xff, bytes, stream));
         if (lse_bytes) CUDA_CHECK(cudaMemsetAsync(call.lse, 0xff, lse_bytes, stream));
         wgmma.run(call, stream);
-        const float ratio = largest_difference(results, reinterpret_cast<const bf16*>(scratch + at.results),
-                                               count / (parts * C), parts, C, scratch + at.ratios, stream);
-        const float lse_ratio = lse_count == 0
-                                    ? 0.0f
-                                    : largest_difference(call.lse, reinterpret_cast<const float*>(scratch + at.lse),
-                                                         lse_count, 1, 1, scratch + at.ratios, stream);
+        const float ratio = largest_difference(results, at.results, count / (parts * C), parts, C, at.ratios, stream);
+        const float lse_ratio =
+            lse_count ? largest_difference(call.lse, at.lse, lse_count, 1, 1, at.ratios, stream) : 0.0f;
         if (ratio <= RESULT_LIMIT && lse_ratio <= LSE_LIMIT) continue;
         return format("; %s refused: differ from %s by %.2g of the norm, lse by %.2g, and may by %.2g and %.2g",
                       wgmma.text().c_str(), other.text().c_str(), double(ratio), double(lse_ratio),
@@ -184,7 +185,7 @@ std::vector<OwnedRoute> candidates(const AttentionCall& call, std::string& refus
     if (cudnn_reason().empty()) routes = cudnn_candidates(call.key, options().part_bytes);
     const bool with_wgmma = wgmma_is_candidate(call.key);
     if (routes.empty() && with_wgmma) routes.push_back(own(mma_attention, call.key));
-    int64_t bytes = with_wgmma ? Comparison(call.key).bytes : 0;
+    int64_t bytes = with_wgmma ? comparison_bytes(call.key) : 0;
     for (const OwnedRoute& route : routes) bytes = std::max(bytes, route->scratch_bytes());
     device_reserve_scratch(bytes);
     if (!with_wgmma) return routes;
@@ -216,7 +217,7 @@ void choose_fastest(const AttentionCall& call, Prepared& p, Stream stream) {
 int64_t scratch_limit(const AttentionKey& key) {
     int64_t bytes = cudnn_reason().empty() ? cudnn_scratch_limit(key, options().part_bytes) : 0;
     if (is_fixed(AttentionBackend::wgmma)) bytes = fixed_wgmma(key.sizes).scratch_bytes(key);
-    return wgmma_is_candidate(key) ? std::max(bytes, Comparison(key).bytes) : bytes;
+    return wgmma_is_candidate(key) ? std::max(bytes, comparison_bytes(key)) : bytes;
 }
 
 }  // namespace

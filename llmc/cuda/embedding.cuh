@@ -299,29 +299,18 @@ struct EmbeddingScratch {
     TokenRow *a, *b;
     int* counts;
     TokenParts parts;
-    int64_t bytes = 0;
+    int64_t bytes;
 
     EmbeddingScratch(void* base, int N, int C) {
-        const auto take = [&](int64_t size) {
-            std::byte* at = base ? static_cast<std::byte*>(base) + bytes : nullptr;
-            bytes += round_up<int64_t>(size, 256);
-            return static_cast<void*>(at);
-        };
-        const int64_t part_bytes = int64_t(token_chunks(N)) * C * int64_t(sizeof(float));
-        a = static_cast<TokenRow*>(take(N * int64_t(sizeof(TokenRow))));
-        b = static_cast<TokenRow*>(take(N * int64_t(sizeof(TokenRow))));
-        counts = static_cast<int*>(take(int64_t(ceil_div(N, SORT_TILE)) * SORT_DIGITS * int64_t(sizeof(int))));
-        parts.heads = static_cast<float*>(take(part_bytes));
-        parts.tails = static_cast<float*>(take(part_bytes));
+        Arena memory{base};
+        a = memory.take<TokenRow>(N);
+        b = memory.take<TokenRow>(N);
+        counts = memory.take<int>(int64_t(ceil_div(N, SORT_TILE)) * SORT_DIGITS);
+        parts.heads = memory.take<float>(int64_t(token_chunks(N)) * C);
+        parts.tails = memory.take<float>(int64_t(token_chunks(N)) * C);
+        bytes = memory.used;
     }
 };
-
-namespace gpu {
-
-// Bytes of device_scratch that embedding_backward uses.
-inline int64_t embedding_scratch_bytes(int N, int C) { return EmbeddingScratch(nullptr, N, C).bytes; }
-
-}  // namespace gpu
 
 // dwte[tokens[n]] += factors[n] * dout[n] for each token of the shard. dout, factors: as token_parts_kernel.
 template <class floatX>
@@ -366,7 +355,7 @@ void gpu::embedding_backward(float* dwte, float* dwpe, const floatX* dout, const
     check_sort_keys("embedding_backward", shard);
     constexpr int threads = EMBEDDING_WARPS * WARP_SIZE;
     const int N = B * T;
-    const EmbeddingScratch scratch(device_scratch(embedding_scratch_bytes(N, C)), N, C);
+    const EmbeddingScratch scratch(device_scratch(EmbeddingScratch(nullptr, N, C).bytes), N, C);
     simt::launch(position_sums_kernel<floatX>, blocks_for(int64_t(T) * C, threads * Vec<floatX>::size), threads, 0,
                  stream, dwpe, dout, B, T, C);
     add_by_token<floatX>(dwte, dout, nullptr, tokens, N, C, shard, scratch, stream);

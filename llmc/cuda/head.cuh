@@ -178,16 +178,13 @@ struct HeadScratch {
     float* factors;
     int64_t bytes;
 
-    HeadScratch(void* base, int N, int C) : sums(base, N, C), bytes(std::max(cublaslt_scratch_bytes(C), sums.bytes)) {
-        const auto take = [&](int64_t size) {
-            const int64_t at = round_up<int64_t>(bytes, 256);
-            bytes = at + size;
-            return static_cast<void*>(base ? static_cast<std::byte*>(base) + at : nullptr);
-        };
-        const int64_t count = int64_t(N) * C, floats = sizeof(floatX) == sizeof(float) ? 0 : count;
-        product = static_cast<float*>(take(floats * int64_t(sizeof(float))));
-        scaled = static_cast<floatX*>(take(count * int64_t(sizeof(floatX))));
-        factors = static_cast<float*>(take(N * int64_t(sizeof(float))));
+    HeadScratch(void* base, int N, int C) : sums(base, N, C) {
+        Arena memory{base, std::max(cublaslt_scratch_bytes(C), sums.bytes)};
+        const int64_t count = int64_t(N) * C;
+        product = memory.take<float>(sizeof(floatX) == sizeof(float) ? 0 : count);
+        scaled = memory.take<floatX>(count);
+        factors = memory.take<float>(N);
+        bytes = memory.used;
     }
 };
 

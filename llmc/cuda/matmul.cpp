@@ -50,19 +50,6 @@ void check_fp8_sizes(int N, int IC, int OC) {
            IC, OC);
 }
 
-// Hands out arrays of a block of memory, at addresses that all algorithms accept. With base null it only counts bytes.
-struct Fp8Memory {
-    void* base;
-    int64_t bytes = 0;
-
-    template <class T>
-    T* take(int64_t count) {
-        T* array = base ? reinterpret_cast<T*>(static_cast<char*>(base) + bytes) : nullptr;
-        bytes += round_up<int64_t>(count * int64_t(sizeof(T)), 256);
-        return array;
-    }
-};
-
 // A packed weight: its codes as rows (OC, IC) and transposed (IC, OC).
 struct Fp8Weight {
     uint8_t *rows, *transposed;
@@ -70,12 +57,12 @@ struct Fp8Weight {
     int64_t bytes;
 
     Fp8Weight(void* packed, int OC, int IC) {
-        Fp8Memory memory{packed};
+        Arena memory{packed};
         rows = memory.take<uint8_t>(int64_t(OC) * IC);
         transposed = memory.take<uint8_t>(int64_t(OC) * IC);
         inverse = memory.take<float>(1);
         amax = memory.take<float>(1);
-        bytes = memory.bytes;
+        bytes = memory.used;
     }
 };
 
@@ -87,14 +74,14 @@ struct Fp8Operands {
 
     Fp8Operands(void* workspace, int N, int IC, int OC) {
         const int64_t padded_N = round_up(N, 16);
-        Fp8Memory memory{workspace};
+        Arena memory{workspace};
         inp_transposed = memory.take<uint8_t>(padded_N * IC);
         dout_rows = memory.take<uint8_t>(int64_t(N) * OC);
         dout_transposed = memory.take<uint8_t>(padded_N * OC);
         inp_inverse = memory.take<float>(1);
         dout_inverse = memory.take<float>(1);
         dout_sums = memory.take<float>(int64_t(ceil_div(N, FP8_ROWS)) * OC);
-        bytes = memory.bytes;
+        bytes = memory.used;
     }
     uint8_t* inp_rows() const { return inp_transposed; }
 };

@@ -23,23 +23,25 @@ std::string choice_key(const MatmulShape& shape) {
 // some rows (e in float, then in bf16), sums and losses of both, ratios.
 struct Comparison {
     int rows;  // at a time
-    int64_t exact, rounded, sums, losses, own_losses, ratios, bytes;
+    float *exact, *sums, *losses, *own_losses;
+    bf16* rounded;
+    char* ratios;
+    int64_t bytes;
 
-    explicit Comparison(const MatmulShape& shape)
-        : bytes(std::max(cublaslt_scratch_bytes(0), wgmma_matmul.scratch_bytes(shape))) {
+    Comparison(void* base, const MatmulShape& shape) {
         const int64_t row_bytes = int64_t(shape.m) * int64_t(sizeof(float) + sizeof(bf16));
         rows = int(std::clamp<int64_t>(wgmma_matmul.compared_bytes / row_bytes, 1, shape.n));
         if (rows > 64) rows -= rows % 64;  // largest_difference has pieces of 64 rows
-        const auto take = [&](int64_t size) { return std::exchange(bytes, round_up<int64_t>(bytes + size, 256)); };
-        take(0);
-        exact = take(int64_t(rows) * shape.m * int64_t(sizeof(float)));
-        rounded = take(int64_t(rows) * shape.m * int64_t(sizeof(bf16)));
-        sums = take(rows * int64_t(sizeof(float)));
-        losses = take(rows * int64_t(sizeof(float)));
-        own_losses = take(rows * int64_t(sizeof(float)));
-        ratios = take(DIFFERENCE_BYTES);
+        Arena memory{base, std::max(cublaslt_scratch_bytes(0), wgmma_matmul.scratch_bytes(shape))};
+        exact = memory.take<float>(int64_t(rows) * shape.m);
+        rounded = memory.take<bf16>(int64_t(rows) * shape.m);
+        for (float** each : {&sums, &losses, &own_losses}) *each = memory.take<float>(rows);
+        ratios = memory.take<char>(DIFFERENCE_BYTES);
+        bytes = memory.used;
     }
 };
+
+int64_t comparison_bytes(const MatmulShape& shape) { return Comparison(nullptr, shape).bytes; }
 
 // The limits of largest_difference. Both round results to bf16 once, which changes them by at most 2^-9 of them. Losses
 // are float.
@@ -52,40 +54,37 @@ struct Difference {
 
 // The difference of our results from cuBLASLt's, of rows n to n + count - 1.
 Difference difference(const MatmulCall<bf16>& call, const Comparison& at, int n, int count, Stream stream) {
-    char* const scratch = static_cast<char*>(device_scratch(at.bytes));
-    const auto floats = [&](int64_t offset) { return reinterpret_cast<float*>(scratch + offset); };
-    bf16* const rounded = reinterpret_cast<bf16*>(scratch + at.rounded);
     const int64_t columns = call.shape.m, elements = count * columns;
     const bf16* const own = static_cast<const bf16*>(call.out) + n * columns;
     MatmulCall<bf16> part = call;
     part.shape.n = count;
     part.b = static_cast<const bf16*>(call.b) + n * int64_t(call.shape.k);
     if (call.shape.epilogue != Epilogue::exponentials) {
-        part.out = rounded;
+        part.out = at.rounded;
         part.residual = call.residual + n * columns;
         cublaslt_matmul(part, stream);
-        return {largest_difference(own, rounded, count, 1, int(columns), scratch + at.ratios, stream), 0.0f};
+        return {largest_difference(own, at.rounded, count, 1, int(columns), at.ratios, stream), 0.0f};
     }
     // cuBLASLt's logits stay in float, because those that are rounded to bf16 have a larger error than ours.
     part.shape.to_float = true;
-    part.out = floats(at.exact);
-    part.head = {floats(at.sums), call.head.target_logits + n, call.head.targets + n, call.head.shard, true};
+    part.out = at.exact;
+    part.head = {at.sums, call.head.target_logits + n, call.head.targets + n, call.head.shard, true};
     cublaslt_matmul(part, stream);
     const int64_t whole = round_up(elements, FLAT_ALIGN);  // round_gradients needs it
-    CUDA_CHECK(cudaMemsetAsync(floats(at.exact) + elements, 0, size_t(whole - elements) * sizeof(float), stream));
-    round_gradients(rounded, floats(at.exact), whole, stream);
-    head_losses(floats(at.losses), floats(at.sums), part.head.targets, count, stream);
-    head_losses(floats(at.own_losses), call.head.sums + n, part.head.targets, count, stream);
+    CUDA_CHECK(cudaMemsetAsync(at.exact + elements, 0, size_t(whole - elements) * sizeof(float), stream));
+    round_gradients(at.rounded, at.exact, whole, stream);
+    head_losses(at.losses, at.sums, part.head.targets, count, stream);
+    head_losses(at.own_losses, call.head.sums + n, part.head.targets, count, stream);
     // Pieces of 512 or more neighbours, mostly in one row: e is much larger in some rows than in others.
-    return {largest_difference(own, rounded, elements / 8, 1, 8, scratch + at.ratios, stream),
-            largest_difference(floats(at.own_losses), floats(at.losses), count, 1, 1, scratch + at.ratios, stream)};
+    return {largest_difference(own, at.rounded, elements / 8, 1, 8, at.ratios, stream),
+            largest_difference(at.own_losses, at.losses, count, 1, 1, at.ratios, stream)};
 }
 
 // Whether our results agree with cuBLASLt's. A race may show in some runs only, so the kernel runs several times.
 // Results that it leaves unwritten are NaN. worst: the difference that was too large, or else of the last rows.
 bool agrees(const MatmulCall<bf16>& call, Difference& worst, Stream stream) {
     constexpr int runs = 3;
-    const Comparison at(call.shape);
+    const Comparison at(device_scratch(comparison_bytes(call.shape)), call.shape);
     for (int run = 0; run < runs; run++) {
         CUDA_CHECK(cudaMemsetAsync(call.out, 0xff, size_t(call.shape.m) * size_t(call.shape.n) * sizeof(bf16), stream));
         if (call.head.sums)
@@ -101,7 +100,7 @@ bool agrees(const MatmulCall<bf16>& call, Difference& worst, Stream stream) {
 
 // Keeps the faster route. The reason of a refusal is in the text of the choice.
 void choose(const MatmulCall<bf16>& call, Stream stream) {
-    device_reserve_scratch(Comparison(call.shape).bytes);
+    device_reserve_scratch(comparison_bytes(call.shape));
     cublaslt_matmul(call, stream);  // times its algorithms
     device_time_algorithms(false);  // those of the parts are not timed
     Difference worst;
@@ -155,7 +154,7 @@ int64_t matmul_routes_scratch_bytes(int N, int C, int Vp) {
                       residual = {Kind::forward, Epilogue::bias, operands_of<floatX>, C, N, C, true};
     int64_t bytes = 0;
     for (const MatmulShape& shape : {head, residual})
-        if (wgmma_matmul.computes(shape)) bytes = std::max(bytes, Comparison(shape).bytes);
+        if (wgmma_matmul.computes(shape)) bytes = std::max(bytes, comparison_bytes(shape));
     return bytes;
 }
 

@@ -109,20 +109,6 @@ struct BucketBuffer {
     }
 };
 
-// Divides one memory block among tensors. With base null the arena only counts bytes, so the plan and the
-// allocation always agree.
-struct Arena {
-    std::byte* base;
-    int64_t used = 0;
-
-    template <class T>
-    T* take(int64_t count) {
-        std::byte* at = base ? base + used : nullptr;
-        used += round_up<int64_t>(count * int64_t(sizeof(T)), 256);
-        return reinterpret_cast<T*>(at);
-    }
-};
-
 // A layer's weight matrices. With FP8 their matmuls read packed copies, as the head does of wte, in bucket 0.
 inline constexpr Param layer_matrices[] = {qkvw, attprojw, fcw, fcprojw};
 
