@@ -5,6 +5,8 @@
 #include <vector>
 
 #include "cuda/attention_routes.h"
+#include "cuda/autotune.h"
+#include "cuda/matmul_routes.h"
 #include "cuda/simt.h"
 #include "support/skip.h"
 
@@ -13,6 +15,15 @@ inline bool skips_on_other_gpus() {
     skip_case("these kernels need a GPU of compute capability 9.0 and a program built for sm_90a");
     return true;
 }
+
+// Our matmul, and no choices, after a test has changed them.
+struct OwnMatmul {
+    const gpu::MatmulKernels own = gpu::wgmma_matmul;
+    ~OwnMatmul() {
+        gpu::wgmma_matmul = own;
+        gpu::load_algorithms({});
+    }
+};
 
 // Copies and products run late, early and at random, with the threads in several orders.
 template <class F>

@@ -4,15 +4,25 @@
 #include "support/test.h"
 
 #ifdef SIMT_EMULATOR
+#include "internal.h"
 constexpr bool emulated = true;
 inline void set_fused_epilogues(bool there) { simt::config.fused_epilogues = there; }
+inline void take_time(float ms, Stream stream) {
+    simt::enqueue_work([] {}, ms, stream);
+}
 #else
 constexpr bool emulated = false;
 inline void set_fused_epilogues(bool) {}  // the GPU's library decides
+inline void take_time(float, Stream) {}   // kernels take their own
 #endif
 
 inline void check_cuda(cudaError_t error) {
     if (error != cudaSuccess) fail(EXIT_INTERNAL, "CUDA: %s", cudaGetErrorString(error));
+}
+
+template <class T>
+void set_bytes(T* to, int value, size_t count, Stream stream) {
+    check_cuda(cudaMemsetAsync(to, value, count * sizeof(T), stream));
 }
 
 // A device copy of a tensor, for the lifetime of this object. back() copies it to the tensor.

@@ -3,22 +3,15 @@
 // emulator kernels take no time, so these take what a test says.
 #include "cuda/attention.cuh"
 #include "cuda/autotune.h"
-#include "gpu/on_gpu.h"
+#include "gpu/gpu_backend.h"
+#include "support/cases_attention.h"
 #include "support/refusal.h"
-
-#ifdef SIMT_EMULATOR
-#include "internal.h"
-static void take_time(float ms, Stream stream) {
-    simt::enqueue_work([] {}, ms, stream);
-}
-#else
-static void take_time(float, Stream) {}
-#endif
 
 using gpu::AttentionCall;
 
-static const gpu::AttentionSizes sizes{2, 70, 2, 64};
-static constexpr int64_t C = 128, tokens = 140;
+static const GpuBackend gpu_backend;
+static const attention_cases::Shape shape{2, 70, 2, 64};
+static const int C = shape.C();
 
 static const gpu::AttentionKernels own_mma = gpu::mma_attention, own_wgmma = gpu::wgmma_attention;
 
@@ -57,36 +50,21 @@ struct WithPlanted {
     }
 };
 
-struct Outputs {
-    Tensor<bf16> out = poisoned<bf16>(tokens * C), dqkv = poisoned<bf16>(tokens * 3 * C);
-    Tensor<float> lse = poisoned<float>(tokens * 2);
-};
-
-static std::string prepared_text(const gpu::AttentionSizes& s) {
+static std::string prepared_text(attention_cases::Shape s = shape) {
     return gpu::prepare_attention<bf16>(s.B, s.T, s.NH, s.HS, true);
 }
 
 // Forward and backward of prepared sizes. timed: the first call of each times the routes.
-static Outputs computed(bool timed, const gpu::AttentionSizes& s = sizes) {
-    const auto& [B, T, NH, HS] = s;
+static Outputs computed(bool timed, attention_cases::Shape s = shape) {
+    using attention_cases::tested;
     prepared_text(s);
-    auto qkv = random_tensor<bf16>(tokens * 3 * C, 1), dout = random_tensor<bf16>(tokens * C, 2);
-    Outputs r;
-    OnGpu<bf16> x(qkv), dy(dout), out(r.out), dqkv(r.dqkv);
-    OnGpu<float> lse(r.lse);
-    device_reserve_scratch(gpu::attention_scratch_bytes<bf16>(B, T, NH, HS));
+    const auto qkv = random_tensor<bf16>(s.tokens() * 3 * C, 1), dout = random_tensor<bf16>(s.tokens() * C, 2);
+    device_reserve_scratch(gpu::attention_scratch_bytes<bf16>(s.B, s.T, s.NH, s.HS));
     device_time_algorithms(timed);
-    gpu::attention_forward<bf16>(out, lse, x, B, T, NH, HS, nullptr);
-    gpu::attention_backward<bf16>(dqkv, dy, out, lse, x, B, T, NH, HS, nullptr);
+    const auto r = attention_cases::forward(gpu_backend, tested<bf16>, s, qkv);
+    const auto dqkv = attention_cases::backward(gpu_backend, tested<bf16>, s, qkv, dout, r);
     device_time_algorithms(false);
-    check_cuda(cudaDeviceSynchronize());
-    out.back(), lse.back(), dqkv.back();
-    return r;
-}
-
-template <class T>
-static void set_bytes(T* to, int value, size_t count, Stream stream) {
-    check_cuda(cudaMemsetAsync(to, value, count * sizeof(T), stream));
+    return outputs_of(output("out", r.out, 1, 0, 0), output("lse", r.lse, 1, 0, 0), output("dqkv", dqkv, 1, 0, 0));
 }
 
 // A fault of one pass: what happens after a right computation, or in place of it.
@@ -115,17 +93,14 @@ TEST_CASE("kernels whose results differ from the library's are refused, with a n
             if (here) fault.spoil(call, stream);
         }});
         const Outputs got = computed(true);
-        const std::string text = prepared_text(sizes);
+        const std::string text = prepared_text();
         INFO(text);
         CHECK((text.find("refused: differ from ") < text.find("; backward")) == fault.in_forward);
         CHECK(text.find("refused: differ from ") != text.npos);
         for (const auto& [key, choice] : gpu::algorithms())
             if ((key.find("forward") != key.npos) == fault.in_forward) CHECK_FALSE(choice.starts_with("wgmma"));
         planted.compute = own_mma.run;  // the same choices, where no kernel is wrong
-        const Outputs want = computed(false);
-        CHECK(memcmp(got.out.data(), want.out.data(), size_t(got.out.buffer.bytes())) == 0);
-        CHECK(memcmp(got.lse.data(), want.lse.data(), size_t(got.lse.buffer.bytes())) == 0);
-        CHECK(memcmp(got.dqkv.data(), want.dqkv.data(), size_t(got.dqkv.buffer.bytes())) == 0);
+        expect_same_bits("", computed(false), got);
     }
 }
 
@@ -151,7 +126,7 @@ TEST_CASE("a wrong row shows among many, and a small part beside a large one") {
 TEST_CASE("kernels whose results agree are chosen if they are faster, kept, and used without another timing") {
     const WithPlanted there({});
     computed(true);
-    CHECK(prepared_text(sizes) == "wgmma kernels of ours; backward wgmma kernels of ours");
+    CHECK(prepared_text() == "wgmma kernels of ours; backward wgmma kernels of ours");
     const AlgorithmChoices kept = gpu::algorithms();
     REQUIRE(kept.size() == 2);
     for (const auto& [key, choice] : kept) {
@@ -173,14 +148,14 @@ TEST_CASE("kernels whose results agree are chosen if they are faster, kept, and 
 TEST_CASE("kernels that are slower, or of another version than a kept choice, are not used") {
     WithPlanted there({.ms = 5.0f});
     computed(true);
-    CHECK(prepared_text(sizes).starts_with("mma kernels of ours: cuDNN has no engine"));
+    CHECK(prepared_text().starts_with("mma kernels of ours: cuDNN has no engine"));
     for (const auto& each : gpu::algorithms()) CHECK(each.second == "mma 4.0000 ms, first 4.0000 ms");
     AlgorithmChoices choices = gpu::algorithms();
     for (auto& [key, choice] : choices) choice = "wgmma 1.0000 ms, first 4.0000 ms";
     gpu::load_algorithms(choices);
-    CHECK(prepared_text(sizes).starts_with("wgmma"));
+    CHECK(prepared_text().starts_with("wgmma"));
     gpu::wgmma_attention.version = 2;
-    CHECK(prepared_text(sizes).starts_with("mma"));
+    CHECK(prepared_text().starts_with("mma"));
 }
 #endif
 

@@ -128,18 +128,10 @@ TEST_CASE("working memory of the matmuls is part of the plan") {
 
 // ---- our kernel for Hopper
 
-struct OwnKernels {
-    const gpu::MatmulKernels own = gpu::wgmma_matmul;
-    ~OwnKernels() {
-        gpu::wgmma_matmul = own;
-        gpu::load_algorithms({});
-    }
-};
-
 // Tiles have 128 rows, 64 products, and 192 columns, or 128 where these are fewer.
 TEST_CASE("matmuls with a residual by our kernel for Hopper agree with the definition, in every mode") {
     if (skips_on_other_gpus()) return;
-    const OwnKernels restored;
+    const OwnMatmul restored;
     gpu::wgmma_matmul.always = true;
     const auto compare = [](Shape s) {
         for (const bool bias : {false, true}) compare_forward<bf16>(s, {.bias = bias, .residual = true});
@@ -155,12 +147,12 @@ TEST_CASE("matmuls with a residual by our kernel for Hopper agree with the defin
 
 TEST_CASE("a matmul with a residual whose results differ from the library's is refused") {
     if (skips_on_other_gpus()) return;
-    const OwnKernels restored;
+    const OwnMatmul restored;
     static const auto own = restored.own;
     gpu::wgmma_matmul.run = [](const gpu::MatmulCall<bf16>& call, Stream stream) {
         own.run(call, stream);
         bf16* const row = static_cast<bf16*>(call.out) + 129 * call.shape.m;
-        check_cuda(cudaMemsetAsync(row, 0, size_t(call.shape.m) * sizeof(bf16), stream));
+        set_bytes(row, 0, size_t(call.shape.m), stream);
     };
     gpu::wgmma_matmul.compared_bytes = 64 * 96 * 6;
     gpu::load_algorithms({});

@@ -8,27 +8,11 @@
 #include "gpu/hopper_runs.h"
 #include "support/cases_head.h"
 
-#ifdef SIMT_EMULATOR
-#include "internal.h"
-static void take_time(float ms, Stream stream) {
-    simt::enqueue_work([] {}, ms, stream);
-}
-#else
-static void take_time(float, Stream) {}
-#endif
-
 using namespace head_cases;
 using gpu::MatmulCall;
 
 static const GpuBackend gpu_backend;
 static const gpu::MatmulKernels own = gpu::wgmma_matmul;
-
-struct Restored {
-    ~Restored() {
-        gpu::wgmma_matmul = own;
-        gpu::load_algorithms({});
-    }
-};
 
 // Logits are float. e is rounded to bf16, which has an error of 0.0016 in the mean. The parts of dinp cancel where the
 // logits of a row have something in common.
@@ -40,7 +24,7 @@ static Bounds bounds_of(const Inputs<bf16>& in) {
 // Tiles have 128 rows, 192 columns and 64 channels.
 TEST_CASE("the head by our kernel for Hopper agrees with double, in every mode") {
     if (skips_on_other_gpus()) return;
-    const Restored restored;
+    const OwnMatmul restored;
     gpu::wgmma_matmul.always = true;
     in_every_mode([] {
         for (const Kind& kind : KINDS)
@@ -132,10 +116,6 @@ static std::string choice() {
     return "none";
 }
 
-template <class T>
-static void set_bytes(T* to, int value, size_t count, Stream stream) {
-    check_cuda(cudaMemsetAsync(to, value, count * sizeof(T), stream));
-}
 static bf16* row(const MatmulCall<bf16>& call, int n) { return static_cast<bf16*>(call.out) + n * call.shape.m; }
 
 // Acts of a planted kernel, after a right computation or in place of it.
@@ -154,7 +134,7 @@ static const Fault faults[] = {
 
 TEST_CASE("a matmul whose results differ from the library's is refused, and costs no bit") {
     if (skips_on_other_gpus()) return;
-    const Restored restored;
+    const OwnMatmul restored;
     for (const Fault& fault : faults) {
         INFO(std::string(fault.what));
         plant({.compute = [&](const MatmulCall<bf16>& call, Stream stream) {
@@ -173,7 +153,7 @@ TEST_CASE("a matmul whose results differ from the library's is refused, and cost
 
 #ifdef SIMT_EMULATOR
 TEST_CASE("a matmul that agrees is chosen if it is faster, and kept, also for validation") {
-    const Restored restored;
+    const OwnMatmul restored;
     plant({.ms = 5.0f});
     computed(true);
     CHECK(choice() == "cuBLASLt 3.0000 ms, first 3.0000 ms");

@@ -56,6 +56,17 @@ Tensor<T> copy_of(const Tensor<T>& tensor) {
     return copy;
 }
 
+// The norm of the difference, relative to that of b.
+template <class A, class B>
+double distance(const Tensor<A>& a, const Tensor<B>& b) {
+    double difference = 0.0, norm = 0.0;
+    for (int64_t i = 0; i < a.size(); i++) {
+        difference += std::pow(double(float(a[i])) - double(float(b[i])), 2);
+        norm += std::pow(double(float(b[i])), 2);
+    }
+    return std::sqrt(difference / norm);
+}
+
 // Shard i of a vocabulary in `shards` shards of equal size. The last ones are smaller, or empty, if it does not divide.
 inline VocabShard shard_of(int V, int shards, int i) {
     const int share = ceil_div(V, shards), first = std::min(V, i * share);

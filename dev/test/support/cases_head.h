@@ -184,16 +184,6 @@ Results run(const Backend& backend, const Inputs<floatX>& in, bool accumulate) {
     return r;
 }
 
-// The norm of the difference, relative to that of b.
-inline double distance(const Tensor<float>& a, const Tensor<float>& b) {
-    double difference = 0.0, norm = 0.0;
-    for (int64_t i = 0; i < a.size(); i++) {
-        difference += std::pow(double(a[i]) - double(b[i]), 2);
-        norm += std::pow(double(b[i]), 2);
-    }
-    return std::sqrt(difference / norm);
-}
-
 // The allowed errors of a backend. Those of a loss, without `keep` and with it, are relative to the largest logit and
 // 8; those of the gradients are the norm of the difference, relative to the gradient's.
 struct Bounds {
