@@ -440,10 +440,10 @@ int main(int argc, char** argv) try {
     CLI11_PARSE(app, argc, argv);
     ENSURE(!choice.fp8() || choice.ops == std::vector<std::string>{"step"},
            "--precision fp8 is timed with --op step only");
-    AttentionOptions attention = {
+    const AttentionOptions attention = {
         .backend = AttentionBackend(std::ranges::find(words, choice.attention) - words.begin()),
-        .deterministic = choice.deterministic != "off"};
-    if (choice.ds_part_mib) attention.part_bytes = {int64_t(choice.ds_part_mib) << 20};
+        .deterministic = choice.deterministic != "off",
+        .part_bytes = int64_t(choice.ds_part_mib) << 20};
     ops::set_attention(attention);
     device_init(0, threads);
     device_time_algorithms(choice.autotune != "off");

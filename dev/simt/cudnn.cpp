@@ -3,7 +3,7 @@
 // names. It does not test whether cuDNN has an engine for the graph (dev/test/gpu/cudnn_plans.cpp does), nor an
 // engine's arithmetic.
 //
-// The tables below have the configurations that the heuristics propose, and those that a caller has to know. Like
+// The tables below have the configurations that the heuristics propose, and one that a caller has to know. Like
 // cuDNN, it refuses other configurations, and descriptors that are not finalized.
 #include "cudnn.h"
 
@@ -30,9 +30,6 @@ struct Config {
 };
 constexpr int64_t too_much = int64_t(1) << 50;
 constexpr int64_t stores_ds = -1;  // 4096 bytes, and for deterministic backward dS in bf16 if that is more
-// Where dS fits into this cache, an engine that stores it takes cached_ms.
-constexpr int64_t cache_bytes = 64 << 10;
-constexpr float cached_ms = 0.2f;
 // In the order of the heuristics.
 constexpr Config proposed[] = {
     {10, stores_ds, CUDNN_STATUS_SUCCESS, CUDNN_STATUS_SUCCESS, 5.0f},
@@ -42,32 +39,11 @@ constexpr Config proposed[] = {
     {14, 256, CUDNN_STATUS_SUCCESS, CUDNN_STATUS_SUCCESS, 3.0f},
 };
 
-struct KnownConfig {
-    Config config;
-    int compute_capability;
-    bool sums_dq;  // for graphs that end by converting dQ's float sums, or for those that end with dQ's matmul
-    std::map<cudnnBackendKnobType_t, int64_t> knobs;
-};
-const KnownConfig known_configs[] = {
-    {{5, 0, CUDNN_STATUS_SUCCESS, CUDNN_STATUS_SUCCESS, 2.0f},
-     100,
-     false,
-     {{CUDNN_KNOB_TYPE_TILE_M, 3},
-      {CUDNN_KNOB_TYPE_TILE_N, 2},
-      {CUDNN_KNOB_TYPE_KERNEL_CFG, 2},
-      {CUDNN_KNOB_TYPE_STREAM_K, 0},
-      {CUDNN_KNOB_TYPE_TILE_CGA_M, 0},
-      {CUDNN_KNOB_TYPE_STAGES, 2}}},
-    {{6, 512, CUDNN_STATUS_SUCCESS, CUDNN_STATUS_SUCCESS, 2.0f},
-     90,
-     true,
-     {{CUDNN_KNOB_TYPE_TILE_M, 2},
-      {CUDNN_KNOB_TYPE_TILE_N, 1},
-      {CUDNN_KNOB_TYPE_KERNEL_CFG, 2},
-      {CUDNN_KNOB_TYPE_STREAM_K, 0},
-      {CUDNN_KNOB_TYPE_TILE_CGA_M, 0},
-      {CUDNN_KNOB_TYPE_STAGES, 4}}},
-};
+// On compute capability 10.0, for graphs that end with dQ's matmul.
+constexpr Config known = {5, 0, CUDNN_STATUS_SUCCESS, CUDNN_STATUS_SUCCESS, 2.0f};
+const std::map<cudnnBackendKnobType_t, int64_t> known_knobs = {
+    {CUDNN_KNOB_TYPE_TILE_M, 3},   {CUDNN_KNOB_TYPE_TILE_N, 2},     {CUDNN_KNOB_TYPE_KERNEL_CFG, 2},
+    {CUDNN_KNOB_TYPE_STREAM_K, 0}, {CUDNN_KNOB_TYPE_TILE_CGA_M, 0}, {CUDNN_KNOB_TYPE_STAGES, 2}};
 
 struct Object {
     cudnnBackendDescriptorType_t type;
@@ -354,15 +330,12 @@ cudnnStatus_t complete_config(Object& d) {
     for (const Object* knob : d.all<Object*>(CUDNN_ATTR_ENGINECFG_KNOB_CHOICES))
         knobs[knob->get<cudnnBackendKnobType_t>(CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE)] =
             knob->get<int64_t>(CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE);
-    for (const KnownConfig& known : known_configs)
-        if (known.config.engine == engine->get<int64_t>(CUDNN_ATTR_ENGINE_GLOBAL_INDEX) &&
-            known.compute_capability == simt::config.compute_capability && known.sums_dq == sums_dq(*graph) &&
-            known.knobs == knobs) {
-            d.config = &known.config;
-            d.graph = graph;
-            return CUDNN_STATUS_SUCCESS;
-        }
-    return refuse("an engine that does not support these knobs", CUDNN_STATUS_NOT_SUPPORTED);
+    if (known.engine != engine->get<int64_t>(CUDNN_ATTR_ENGINE_GLOBAL_INDEX) || knobs != known_knobs ||
+        simt::config.compute_capability != 100 || sums_dq(*graph))
+        return refuse("an engine that does not support these knobs", CUDNN_STATUS_NOT_SUPPORTED);
+    d.config = &known;
+    d.graph = graph;
+    return CUDNN_STATUS_SUCCESS;
 }
 
 cudnnStatus_t complete_plan(Object& d) {
@@ -537,7 +510,6 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t, cudnnBackendDescriptor_t plan, 
             for (run->h = 0; run->h < NH; run->h++) run->run_head();
         simt::fill(run->workspace, simt::uninitialized, size_t(run->workspace_bytes));
     };
-    const bool cached = p.config->workspace == stores_ds && p.workspace > 4096 && p.workspace <= cache_bytes;
-    simt::enqueue_work(work, cached ? cached_ms : p.config->ms, current_stream());
+    simt::enqueue_work(work, p.config->ms, current_stream());
     return CUDNN_STATUS_SUCCESS;
 }

@@ -2,13 +2,11 @@
 //
 // Memory traffic: forward reads qkv, and writes out and lse, once. Non-deterministic backward accumulates dQ in a float
 // buffer, mostly in the L2 cache. Deterministic backward writes dS, (B, NH, T, T) in bf16, and reads it again: 3.2 GB
-// per layer for B = 64, NH = 12, T = 1024. Two engines of newer versions of cuDNN store no dS: on Blackwell one that is
-// tried first, and on Hopper one that adds dQ up in a fixed order and is tried last, by the autotuner. Deterministic
-// backward is the default, so that the same seed gives the same bits.
-// It processes the micro-batch in parts, so that dS takes at most a 32nd of the GPU's memory for any B. Large parts
-// occupy the GPU better, and dS of a small part may stay in the L2 cache, so --autotune times both. (On an H200 a
-// layer of 124M, B 64, takes 1.11 ms in one part, 1.39 to 2.22 in parts of 256 to 50 MiB.) Non-deterministic backward
-// would gain nothing from parts.
+// per layer for B = 64, NH = 12, T = 1024. On Blackwell an engine of newer versions stores no dS. Deterministic
+// backward is the default, so that the same seed gives the same bits. It processes the micro-batch in parts, so that dS
+// takes at most a 32nd of the GPU's memory for any B. Smaller parts, whose dS stays in the L2 cache, are slower: on an
+// H200 a layer of 124M, B 64, takes 1.11 ms in one part, 1.39 to 2.22 in parts of 256 to 50 MiB. Non-deterministic
+// backward would gain nothing from parts.
 //
 // cuDNN does not say whether an engine is deterministic: it defines a numerical note for engines that are not, but sets
 // it on none. test_gpu_cudnn.cu compares the bits of several runs instead.
@@ -51,12 +49,6 @@ int64_t ds_bytes(const AttentionSizes& s) { return int64_t(s.B) * s.NH * s.T * s
 // Each part's lse begins at a multiple of 16 bytes.
 int part_step(const AttentionSizes& all) { return all.NH * all.T % 4 == 0 ? 1 : 4; }
 
-bool is_part(const Key& key, int part) {
-    const auto& [pass, all] = key;
-    const bool smaller = pass == AttentionPass::deterministic_backward && part < all.B;
-    return part == all.B || (smaller && part % part_step(all) == 0);
-}
-
 // Number of sequences of which dS takes at most `bytes`; 0: a 32nd of the GPU's memory. The parts of a micro-batch are
 // as equal as possible.
 int part_size(const Key& key, int64_t bytes) {
@@ -67,8 +59,6 @@ int part_size(const Key& key, int64_t bytes) {
     if (most >= all.B) return all.B;
     return int(round_up(ceil_div<int64_t>(all.B, ceil_div<int64_t>(all.B, most)), step));
 }
-
-int largest_part(const Key& key, const PartBytes& part_bytes) { return part_size(key, part_bytes.back()); }
 
 // Layout of device_scratch for a part: row sums at offset 0, which forward does not have, then the plan's memory.
 int64_t row_sums_bytes(const Key& key, int part) {
@@ -134,7 +124,7 @@ struct CudnnRoute : AttentionRoute {
     CudnnPlan whole, rest;
 
     // The first plan from candidate `first` on.
-    CudnnRoute(const Key& key, int part, int first) : key(key), part(part) {
+    CudnnRoute(const Key& key, int64_t part_bytes, int first) : key(key), part(part_size(key, part_bytes)) {
         const auto& [pass, all] = key;
         const CudnnTarget target{handle(), ""};
         whole = plan_attention(pass, part_of(all, part), target, first);
@@ -145,7 +135,7 @@ struct CudnnRoute : AttentionRoute {
     }
 
     bool has_plans() const { return whole && (key.sizes.B % part == 0 || rest); }
-    PlanChoice plan_choice() const { return {whole.candidate, whole.engine, part}; }
+    PlanChoice plan_choice() const { return {whole.candidate, whole.engine}; }
 
     std::string text() const override {
         const int B = key.sizes.B;
@@ -184,17 +174,17 @@ std::string cudnn_unavailable() {
                   CUDNN_MAJOR);
 }
 
-OwnedRoute cudnn_chosen_route(const AttentionKey& key, const std::string& kept) try {
+OwnedRoute cudnn_chosen_route(const AttentionKey& key, int64_t part_bytes, const std::string& kept) try {
     const std::optional<PlanChoice> choice = parse_plan_choice(kept);
-    if (!choice || !is_part(key, choice->part)) return nullptr;
-    auto route = std::make_unique<CudnnRoute>(key, choice->part, choice->candidate);
+    if (!choice) return nullptr;
+    auto route = std::make_unique<CudnnRoute>(key, part_bytes, choice->candidate);
     return route->has_plans() && route->plan_choice() == *choice ? std::move(route) : nullptr;
 } catch (const Error&) {
     return nullptr;
 }
 
-OwnedRoute cudnn_first_route(const AttentionKey& key, const PartBytes& part_bytes, std::string& reason) try {
-    auto route = std::make_unique<CudnnRoute>(key, largest_part(key, part_bytes), 0);
+OwnedRoute cudnn_first_route(const AttentionKey& key, int64_t part_bytes, std::string& reason) try {
+    auto route = std::make_unique<CudnnRoute>(key, part_bytes, 0);
     if (route->has_plans()) return route;
     reason = "cuDNN has no engine for this shape on this GPU";
     const CudnnPlan& missing = route->whole ? route->rest : route->whole;
@@ -205,28 +195,20 @@ OwnedRoute cudnn_first_route(const AttentionKey& key, const PartBytes& part_byte
     return nullptr;
 }
 
-std::vector<OwnedRoute> cudnn_candidates(const AttentionKey& key, const PartBytes& part_bytes) {
+std::vector<OwnedRoute> cudnn_candidates(const AttentionKey& key, int64_t part_bytes) {
     constexpr size_t max_plans = 4;
     std::vector<OwnedRoute> routes;
-    int next = 0, storing = -1;
-    const auto add = [&](int part, int first) {
-        auto route = std::make_unique<CudnnRoute>(key, part, first);
-        if (!route->has_plans()) return false;
+    for (int next = 0; routes.size() < max_plans;) {
+        auto route = std::make_unique<CudnnRoute>(key, part_bytes, next);
+        if (!route->has_plans()) break;
         next = route->whole.candidate + 1;
-        if (storing < 0 && route->whole.workspace_bytes >= ds_bytes(part_of(key.sizes, part)))
-            storing = route->whole.candidate;
         routes.push_back(std::move(route));
-        return true;
-    };
-    while (routes.size() < max_plans && add(largest_part(key, part_bytes), next)) continue;
-    if (key.pass != AttentionPass::deterministic_backward || storing < 0) return routes;
-    for (const int64_t bytes : part_bytes)
-        if (const int part = part_size(key, bytes); part < largest_part(key, part_bytes)) add(part, storing);
+    }
     return routes;
 }
 
-int64_t cudnn_scratch_limit(const AttentionKey& key, const PartBytes& part_bytes) {
-    const int part = largest_part(key, part_bytes);
+int64_t cudnn_scratch_limit(const AttentionKey& key, int64_t part_bytes) {
+    const int part = part_size(key, part_bytes);
     return row_sums_bytes(key, part) + workspace_limit(key.pass, part_of(key.sizes, part));
 }
 

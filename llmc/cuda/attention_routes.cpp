@@ -83,7 +83,7 @@ std::string choice_key(const AttentionKey& key) {
 OwnedRoute chosen_route(const AttentionKey& key, const std::string& choice) {
     for (const AttentionKernels* kernels : {&wgmma_attention, &mma_attention})
         if (wgmma_is_candidate(key) && choice.starts_with(std::string(kernels->name) + " ")) return own(*kernels, key);
-    return choice.empty() || !cudnn_reason().empty() ? nullptr : cudnn_chosen_route(key, choice);
+    return choice.empty() || !cudnn_reason().empty() ? nullptr : cudnn_chosen_route(key, options().part_bytes, choice);
 }
 
 // The route without a choice.

@@ -1,8 +1,7 @@
 #include "cuda/autotune.h"
 
-#include <charconv>
 #include <cinttypes>
-#include <string_view>
+#include <sstream>
 
 #include "base/common.h"
 
@@ -14,24 +13,11 @@ std::string choices_text(const AlgorithmChoices& choices) {
 
 AlgorithmChoices parse_choices(const std::string& text) {
     AlgorithmChoices choices;
-    for (size_t begin = 0, end = 0; begin < text.size(); begin = end + 1) {
-        end = std::min(text.find('\n', begin), text.size());
-        const std::string line = text.substr(begin, end - begin);
-        const size_t colon = line.rfind(": ");
-        if (colon != std::string::npos) choices[line.substr(0, colon)] = line.substr(colon + 2);
-    }
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line);)
+        if (const size_t colon = line.rfind(": "); colon != std::string::npos)
+            choices[line.substr(0, colon)] = line.substr(colon + 2);
     return choices;
-}
-
-// Takes `before` and a number from the start of the text. Returns false if they are not there, or if the number is
-// out of range.
-template <class Number>
-static bool take(std::string_view& text, std::string_view before, Number& number, int base = 10) {
-    if (!text.starts_with(before)) return false;
-    text.remove_prefix(before.size());
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number, base);
-    text.remove_prefix(size_t(end - text.data()));
-    return error == std::errc();
 }
 
 std::string choice_text(const MatmulChoice& choice) {
@@ -41,24 +27,22 @@ std::string choice_text(const MatmulChoice& choice) {
 }
 
 std::optional<MatmulChoice> parse_matmul_choice(const std::string& text) {
-    std::string_view rest = text;
+    std::istringstream words(text);
     MatmulChoice choice;
-    if (!take(rest, "", choice.route) || choice.route < 0) return {};
-    for (uint64_t& word : choice.algorithm)
-        if (!take(rest, " ", word, 16)) return {};
+    words >> choice.route >> std::hex;
+    for (uint64_t& word : choice.algorithm) words >> word;
+    if (!words || choice.route < 0) return {};
     return choice;
 }
 
-std::string choice_text(const PlanChoice& choice) {
-    return format("%d engine %d part %d", choice.candidate, choice.engine, choice.part);
-}
+std::string choice_text(const PlanChoice& choice) { return format("%d engine %d", choice.candidate, choice.engine); }
 
 std::optional<PlanChoice> parse_plan_choice(const std::string& text) {
-    std::string_view rest = text;
+    std::istringstream words(text);
     PlanChoice choice;
-    const bool read =
-        take(rest, "", choice.candidate) && take(rest, " engine ", choice.engine) && take(rest, " part ", choice.part);
-    if (!read || choice.candidate < 0 || choice.part < 1) return {};
+    std::string engine;
+    words >> choice.candidate >> engine >> choice.engine;
+    if (!words || engine != "engine" || choice.candidate < 0) return {};
     return choice;
 }
 

@@ -31,10 +31,9 @@ struct MatmulChoice {
 std::string choice_text(const MatmulChoice& choice);
 std::optional<MatmulChoice> parse_matmul_choice(const std::string& text);
 
-// The choice of an attention by cuDNN: the number of the candidate, its engine, and the sequences that it processes at
-// a time.
+// The choice of an attention by cuDNN: the number of the candidate, and its engine.
 struct PlanChoice {
-    int candidate, engine, part;
+    int candidate, engine;
     bool operator==(const PlanChoice&) const = default;
 };
 std::string choice_text(const PlanChoice& choice);

@@ -241,9 +241,10 @@ std::vector<Plan> heuristic_plans(const Plan& described, const Shape& shape, int
     // The epilogues that a matmul may have depend on its types, on the library's version and on the GPU.
     if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE) return {};
     check_cublas_call(status, "cublasLtMatmulAlgoGetHeuristic", __FILE__, __LINE__);
+    results.resize(size_t(found));
     std::vector<Plan> plans;
     for (const auto& result : results) {
-        if (int(&result - results.data()) >= found || result.state != CUBLAS_STATUS_SUCCESS) continue;
+        if (result.state != CUBLAS_STATUS_SUCCESS) continue;
         plan.algo = result.algo;
         plan.workspace_bytes = int64_t(result.workspaceSize);
         plans.push_back(plan);
@@ -377,14 +378,10 @@ bool set_config(Plan& plan, cublasLtMatmulAlgoConfigAttributes_t attribute, T va
 std::vector<Plan> split_plans(Plan plan, const Shape& shape, int32_t parts) {
     std::vector<Plan> out;
     for (const uint32_t scheme : reduction_schemes(shape)) {
-        cublasLtMatmulHeuristicResult_t checked;
-        const bool accepted = set_config(plan, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, parts) &&
-                              set_config(plan, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, scheme) &&
-                              cublasLtMatmulAlgoCheck(handle(), &plan.desc, &plan.a, &plan.b, &plan.d, &plan.d,
-                                                      &plan.algo, &checked) == CUBLAS_STATUS_SUCCESS;
-        if (!accepted) continue;
-        plan.workspace_bytes = int64_t(checked.workspaceSize);
-        if (plan.workspace_bytes <= workspace_limit(shape)) out.push_back(plan);
+        if (!set_config(plan, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, parts) ||
+            !set_config(plan, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, scheme))
+            continue;
+        if (const auto split = with_algorithm(plan, shape, plan.algo)) out.push_back(*split);
     }
     return out;
 }

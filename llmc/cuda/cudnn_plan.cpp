@@ -212,8 +212,8 @@ void build_forward(Graph& g) {
 // dS = (dout V^T - row_sums) P scale, dK = dS^T Q, dQ = dS K.
 //
 // dQ is a sum over keys, which are spread over blocks. If sums_dq is true, the blocks add their parts to a float
-// buffer: in the order in which they finish, or, in one deterministic engine, in a fixed order. If it is false, the
-// engine computes dQ by a separate matmul. Most engines store dS in the workspace for it.
+// buffer, in the order in which they finish. If it is false, the engine computes dQ by a separate matmul. Most engines
+// store dS in the workspace for it.
 void build_backward(Graph& g, bool sums_dq) {
     Handle q = g.of_qkv(uid_q);
     Handle k_transposed = g.of_qkv_transposed(uid_k), v_transposed = g.of_qkv_transposed(uid_v);
@@ -269,13 +269,14 @@ std::string last_reason() {
     return all.substr(begin, all.find('\n', begin) - begin);
 }
 
+bool sums_dq(AttentionPass pass) { return pass == AttentionPass::backward; }
+
 // device: null if target has a handle.
-Handle operation_graph(Graph& g, AttentionPass pass, bool sums_dq, const CudnnTarget& target, Handle device) {
-    g.operations.clear();
+Handle operation_graph(Graph& g, AttentionPass pass, const CudnnTarget& target, Handle device) {
     if (pass == AttentionPass::forward)
         build_forward(g);
     else
-        build_backward(g, sums_dq);
+        build_backward(g, sums_dq(pass));
     Handle graph = g.create(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
     set_attribute(graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, int64_t(g.operations.size()),
                   g.operations.data());
@@ -303,14 +304,13 @@ std::vector<Handle> proposed_configs(Graph& g, Handle graph, Handle device) {
 }
 
 // A configuration for deterministic backward that the heuristics do not propose although NVIDIA's frontend takes it
-// (override_heuristics_query in its scaled_dot_product_flash_attention.h). cuDNN does not document the values of the
-// knobs.
+// (override_heuristics_query in its scaled_dot_product_flash_attention.h): on compute capability 10.x an engine that
+// sums dQ in a second kernel, without a workspace. cuDNN does not document the values of the knobs.
 struct KnownConfig {
     size_t oldest, newest;  // versions of cuDNN that have it
-    bool sums_dq;           // build_backward: dQ is summed
-    int64_t engine;
     std::vector<std::pair<cudnnBackendKnobType_t, int64_t>> knobs;
 };
+constexpr int64_t known_engine = 5;
 constexpr int known_max_HS = 128;  // the frontend chooses other knobs for larger heads
 
 const std::vector<KnownConfig>& known_configs() {
@@ -318,12 +318,9 @@ const std::vector<KnownConfig>& known_configs() {
                    kernel = CUDNN_KNOB_TYPE_KERNEL_CFG, stream_k = CUDNN_KNOB_TYPE_STREAM_K,
                    cga_m = CUDNN_KNOB_TYPE_TILE_CGA_M, stages = CUDNN_KNOB_TYPE_STAGES;
     static const std::vector<KnownConfig> configs = {
-        // Compute capability 10.x: sums dQ in a second kernel, without a workspace. Not in 9.18.0, whose deterministic
-        // backward NVIDIA's Transformer Engine excludes.
-        {91801, 92299, false, 5, {{kernel, 31}, {stages, 2}}},
-        {92300, 99999, false, 5, {{tile_m, 3}, {tile_n, 2}, {kernel, 2}, {stream_k, 0}, {cga_m, 0}, {stages, 2}}},
-        // Compute capability 9.x: adds dQ up in a fixed order, so that blocks wait for each other.
-        {92500, 99999, true, 6, {{tile_m, 2}, {tile_n, 1}, {kernel, 2}, {stream_k, 0}, {cga_m, 0}, {stages, 4}}},
+        // Not 9.18.0, whose deterministic backward NVIDIA's Transformer Engine excludes.
+        {91801, 92299, {{kernel, 31}, {stages, 2}}},
+        {92300, 99999, {{tile_m, 3}, {tile_n, 2}, {kernel, 2}, {stream_k, 0}, {cga_m, 0}, {stages, 2}}},
     };
     return configs;
 }
@@ -332,7 +329,7 @@ const std::vector<KnownConfig>& known_configs() {
 Handle make_config(Graph& g, Handle graph, Handle device, const KnownConfig& known) {
     Handle engine = g.create(CUDNN_BACKEND_ENGINE_DESCRIPTOR);
     set(engine, CUDNN_ATTR_ENGINE_OPERATION_GRAPH, graph);
-    set(engine, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, known.engine);
+    set(engine, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, known_engine);
     if (device) set(engine, CUDNN_ATTR_ENGINE_DEVICEPROP, device);
     if (cudnnBackendFinalize(engine) != CUDNN_STATUS_SUCCESS) return nullptr;
 
@@ -350,34 +347,17 @@ Handle make_config(Graph& g, Handle graph, Handle device, const KnownConfig& kno
     return cudnnBackendFinalize(config) == CUDNN_STATUS_SUCCESS ? config : nullptr;
 }
 
-struct Candidate {
-    Handle config;
-    bool sums_dq;  // build_backward: dQ is summed
-};
-
-void add_known(std::vector<Candidate>& candidates, Graph& g, const CudnnTarget& target, Handle device, bool sums_dq) {
-    const size_t version = cudnnGetVersion();
-    for (const KnownConfig& known : known_configs()) {
-        if (version < known.oldest || version > known.newest || known.sums_dq != sums_dq) continue;
-        Handle graph = operation_graph(g, AttentionPass::deterministic_backward, sums_dq, target, device);
-        if (Handle config = make_config(g, graph, device, known)) candidates.push_back({config, sums_dq});
-    }
-}
-
-// The configurations to make plans of, in the order of NVIDIA's frontend. It prefers the known configurations that do
-// not sum dQ in memory to the heuristics'. The others are for users who limit the workspace: the frontend calls them
-// slower, so they are last, and only the autotuner takes them.
-std::vector<Candidate> candidate_configs(Graph& g, AttentionPass pass, const CudnnTarget& target, Handle device) {
+// The configurations to make plans of, in the order of NVIDIA's frontend: the known one before the heuristics'.
+std::vector<Handle> candidate_configs(Graph& g, AttentionPass pass, const CudnnTarget& target, Handle device) {
     const bool has_known = pass == AttentionPass::deterministic_backward && g.shape.HS <= known_max_HS;
-    const bool sums_dq = pass == AttentionPass::backward;
-    std::vector<Candidate> candidates, last;
-    if (has_known) {
-        add_known(candidates, g, target, device, false);
-        add_known(last, g, target, device, true);
+    const size_t version = cudnnGetVersion();
+    Handle graph = operation_graph(g, pass, target, device);
+    std::vector<Handle> candidates;
+    for (const KnownConfig& known : known_configs()) {
+        if (!has_known || version < known.oldest || version > known.newest) continue;
+        if (Handle config = make_config(g, graph, device, known)) candidates.push_back(config);
     }
-    Handle graph = operation_graph(g, pass, sums_dq, target, device);
-    for (Handle config : proposed_configs(g, graph, device)) candidates.push_back({config, sums_dq});
-    candidates.insert(candidates.end(), last.begin(), last.end());
+    for (Handle config : proposed_configs(g, graph, device)) candidates.push_back(config);
     return candidates;
 }
 
@@ -422,20 +402,19 @@ CudnnPlan plan_attention(AttentionPass pass, const AttentionSizes& shape, const 
     }
     Graph g{shape, {}, {}};
     Handle device = target.handle ? nullptr : describe_device(g, target.device);
-    const std::vector<Candidate> candidates = candidate_configs(g, pass, target, device);
+    const std::vector<Handle> candidates = candidate_configs(g, pass, target, device);
     for (size_t i = size_t(first); i < candidates.size(); i++) {
-        const auto& [config, sums_dq] = candidates[i];
         Descriptor plan(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
-        set(plan.handle, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config);
+        set(plan.handle, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, candidates[i]);
         if (device)
             set(plan.handle, CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP, device);
         else
             set(plan.handle, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, target.handle);
         if (cudnnBackendFinalize(plan.handle) != CUDNN_STATUS_SUCCESS) continue;
-        const int64_t sums = sums_dq ? dq_sums_bytes(shape) : 0;
+        const int64_t sums = sums_dq(pass) ? dq_sums_bytes(shape) : 0;
         const int64_t workspace = get_int(plan.handle, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE);
         if (sums + workspace > workspace_limit(pass, shape)) continue;
-        const int engine = engine_number(g, config);
+        const int engine = engine_number(g, candidates[i]);
         return {std::move(g.descriptors), std::move(plan), sums, workspace, int(i), engine, ""};
     }
     result.reason = last_reason();

@@ -186,9 +186,8 @@ constexpr const char* ATTENTION_WORDS[] = {"auto", "cudnn", "wgmma", "mma"};
 struct AttentionOptions {
     AttentionBackend backend = AttentionBackend::automatic;
     bool deterministic = true;
-    // cuDNN's deterministic backward: bytes of score gradients stored at a time; 0 = a 32nd of the GPU's memory. The
-    // last is the default, and --autotune times all. The L2 cache of an H100 has 50 MB.
-    std::vector<int64_t> part_bytes = {50'000'000, 128'000'000, 256'000'000, 0};
+    // cuDNN's deterministic backward: bytes of score gradients stored at a time; 0 = a 32nd of the GPU's memory.
+    int64_t part_bytes = 0;
     bool operator==(const AttentionOptions&) const = default;
 };
 

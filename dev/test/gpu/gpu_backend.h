@@ -105,6 +105,17 @@ struct GpuBackend {
     }
 };
 
+// Fills the scratch memory with NaN before each call. Otherwise results of the previous call could hide that this call
+// does not write them.
+struct WithPoisonedScratch : GpuBackend {
+    int64_t bytes;
+    template <class Op, class... Args>
+    void call(const Op& op, Args&&... args) const {
+        check_cuda(cudaMemset(device_scratch(bytes), 0xff, size_t(bytes)));
+        GpuBackend::call(op, args...);
+    }
+};
+
 // Returns the absolute error of a sum of K products that an epilogue of cuBLASLt for bf16 multiplies with GELU's
 // derivative, (1 + t) / 2 + x (1 - t^2) u'(x) / 2 with t = tanh(u(x)). On compute capability 9.0 it computes t by
 // tanh.approx, whose error is at most 2^-11 |t| (PTX ISA). That of the derivative is then at most

@@ -13,21 +13,6 @@ static bool on_tensor_cores(int HS) {
     return sizeof(floatX) == sizeof(bf16) && (HS == 64 || HS == 128);
 }
 
-// Fills the scratch memory with NaN before each call. Otherwise results of the previous call could hide that this call
-// does not write them.
-struct WithPoisonedScratch : GpuBackend {
-    int64_t bytes;
-    template <class Op, class... Args>
-    void call(const Op& op, Args&&... args) const {
-        check_cuda(cudaMemset(device_scratch(bytes), 0xff, size_t(bytes)));
-        GpuBackend::call(op, args...);
-    }
-    template <class Run>
-    void compare(const Outputs& definition, const Run& run) const {
-        GpuBackend::compare(definition, run);
-    }
-};
-
 template <class floatX>
 static void compare(Shape s, float scale = 1.0f) {
     const Bounds bounds = {on_tensor_cores<floatX>(s.HS) ? epsilon<floatX>() : 0.0f, 4 * epsilon<float>()};
