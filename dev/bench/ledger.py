@@ -13,9 +13,8 @@ launch. Matmuls also pay for the tiles of their last wave and for other tensors 
 prints each assumption with its range, its source and the command that measures it.
 
 The launches are those of one rank without recomputation, with master weights and cuDNN's deterministic attention, or,
-with --attention wgmma and --head wgmma, our kernels for Hopper. A bias gradient is a kernel of its own, although
---autotune may choose cuBLASLt's epilogue for it. bench_ops has the same operations, calls, bytes and FLOPs: `ledger.py
---operations` and `bench_ops --list` print the same lines.
+with --attention wgmma and --head wgmma, our kernels for Hopper. bench_ops has the same operations, calls, bytes and
+FLOPs: `ledger.py --operations` and `bench_ops --list` print the same lines.
 """
 import argparse
 import math

@@ -43,7 +43,6 @@ bool adds_bias(uint32_t epilogue) { return epilogue & 4; }
 bool has_aux(uint32_t epilogue) { return epilogue & 128; }
 bool applies_gelu(uint32_t epilogue) { return epilogue & 32; }
 bool applies_derivative(uint32_t epilogue) { return epilogue & 64; }
-bool sums_columns(uint32_t epilogue) { return epilogue & 512; }
 
 struct Sizes {
     int64_t m, n, k;
@@ -65,7 +64,6 @@ const char* fp8_bug(const cublasLtMatmulDescOpaque_t& desc, const cublasLtMatrix
     if (s.m % 16 || s.k % 16) return "FP8 operands whose rows or columns are not a multiple of 16";
     if (!desc.a_scale || !desc.b_scale) return "FP8 operands without their scales";
     if (adds_bias(desc.epilogue) && desc.bias_type != CUDA_R_16BF) return "the bias of FP8 operands must be bf16";
-    if (sums_columns(desc.epilogue)) return "FP8 operands with a bias gradient";
     return nullptr;
 }
 
@@ -102,9 +100,7 @@ const char* layout_bug(const cublasLtMatmulDescOpaque_t& desc, const cublasLtMat
     if (!has_aux(desc.epilogue) && (desc.aux || desc.aux_ld)) return "a matrix for an epilogue that has none";
     if (has_aux(desc.epilogue) && (desc.aux_ld < s.m || desc.aux_ld % 8))
         return "the leading dimension of the epilogue's matrix is less than a column, or not a multiple of 8";
-    if (desc.bias && !adds_bias(desc.epilogue) && !sums_columns(desc.epilogue))
-        return "a bias for an epilogue that has none";
-    if (sums_columns(desc.epilogue) && !desc.transb) return "a bias gradient of B, which is not transposed";
+    if (desc.bias && !adds_bias(desc.epilogue)) return "a bias for an epilogue that has none";
     return nullptr;
 }
 
@@ -206,10 +202,6 @@ void compute_one(MatmulCall& p, int64_t number) {
             for (int64_t i = 0; i < m; i++) p.sums[size_t(i)] += p.split_sums[size_t(i)];
         }
         for (int64_t i = 0; i < m; i++) apply_epilogue(p, number, i, j, p.alpha * scale * p.sums[size_t(i)]);
-        if (!sums_columns(p.desc.epilogue)) continue;
-        float sum = 0.0f;
-        for (int64_t l = 0; l < k; l++) sum += p.wide_b[size_t(j * k + l)];
-        set_element(static_cast<char*>(p.desc.bias), p.d_layout.type, j, sum);
     }
 }
 
@@ -235,7 +227,6 @@ void find_ranges(MatmulCall& p) {
     if (adds_bias(p.desc.epilogue)) p.read.push_back(bias(p.sizes.m));
     if (applies_derivative(p.desc.epilogue)) p.read.push_back(aux);
     if (applies_gelu(p.desc.epilogue)) p.written.push_back(aux);
-    if (sums_columns(p.desc.epilogue)) p.written.push_back(bias(p.sizes.n));
     if (p.workspace_bytes) p.written.push_back({p.workspace, p.workspace_bytes});
     if (p.beta != 0 && p.c != p.d) p.read.push_back({p.c, extent(p.d_layout)});
 }

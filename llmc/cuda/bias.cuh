@@ -120,7 +120,7 @@ int64_t bias_scratch_bytes(int N, int OC) {
 }
 
 // dbias (OC) = column sums of dout (N, OC), or += with accumulate. It is not an operation in ops.inc, but a part of
-// matmul_backward, for products whose epilogue does not compute these sums.
+// matmul_backward.
 template <class floatX>
 void bias_backward(float* dbias, const floatX* dout,  // (OC), (N, OC)
                    int N, int OC, bool accumulate, void* scratch, Stream stream) {

@@ -28,30 +28,20 @@ using namespace gpu;
 namespace {
 
 constexpr const char* kind_names[] = {"forward", "input-gradient", "weight-gradient"};
-constexpr const char* epilogue_names[] = {"",       "+bias",          "+gelu",        "+bias+gelu",
-                                          "*gelu'", "+bias gradient", "+exponentials"};
+constexpr const char* epilogue_names[] = {"", "+bias", "+gelu", "+bias+gelu", "*gelu'", "+exponentials"};
 constexpr const char* operand_names[] = {"fp32", "bf16", "fp8"};
 
 template <class floatX>
 using Call = MatmulCall<floatX>;
 using Shape = MatmulShape;
 
-// Bytes of workspace that cuBLASLt's algorithms may use in a model of C channels. NVIDIA recommends 32 MiB for Hopper
-// and 4 MiB for other GPUs. The partial sums of a weight's gradient need more: (4C, C) floats in 8 parts are 72 MiB
-// where C is 768.
-int64_t workspace_of_model(int C) {
-    constexpr int64_t least = 32 << 20, most = 128 << 20, parts = 8;
-    return std::clamp(parts * 4 * C * C * int64_t(sizeof(float)), least, most);
-}
-
 // Bytes of workspace that they may use in one matmul. C is not known here, but a weight's shorter side is at most C.
 int64_t workspace_limit(const Shape& shape) {
-    return workspace_of_model(shape.kind == Kind::weight_gradient ? std::min(shape.m, shape.n) : 0);
+    return cublaslt_scratch_bytes(shape.kind == Kind::weight_gradient ? std::min(shape.m, shape.n) : 0);
 }
 
-// The part of an epilogue that one of our kernels computes after the matmul. add_bias_gradient: the library cannot add
-// to an earlier bias gradient, so it writes to scratch memory and our kernel adds.
-enum class PostKernel { nothing, gelu, gelu_derivative, bias_gradient, add_bias_gradient, exponentials };
+// The part of an epilogue that one of our kernels computes after the matmul.
+enum class PostKernel { nothing, gelu, gelu_derivative, exponentials };
 
 // A route to an epilogue: cuBLASLt's epilogue, then our kernel.
 struct Route {
@@ -59,24 +49,12 @@ struct Route {
     PostKernel post_kernel;
 };
 
-// Whether GELU in cuBLASLt's epilogue is faster than in a separate kernel of ours, by GPU generation. Used where
-// nothing is timed.
-struct GeluFusion {
-    int major;  // the compute capability's first number
-    bool fused;
-};
-constexpr GeluFusion gelu_fusion_by_gpu[] = {
-    {8, false},   // A100, RTX 30 and 40: the library runs the epilogue as a second kernel, and writes everything twice
-    {9, true},    // H100: fused into the matmul since CUDA 12.5; gains 0.7 % of a whole step
-    {10, true},   // B200: no figure known; its matmuls are built like those of H100
-    {12, false},  // RTX 50: 296 us fused, 236 us separate
-};
-
+// Whether GELU in cuBLASLt's epilogue is faster than in a separate kernel of ours. Used where nothing is timed. On
+// A100, RTX 30 and 40 the library runs the epilogue as a second kernel, and an RTX 50 takes 296 us for 236. On an H100
+// it gains 0.7 % of a step. No figure is known for B200, whose matmuls are built like those of H100.
 bool fused_gelu_is_faster() {
     const int major = gpu::current_device().major;
-    for (const GeluFusion& fusion : gelu_fusion_by_gpu)
-        if (fusion.major == major) return fusion.fused;
-    return true;
+    return major == 9 || major == 10;
 }
 
 // The routes for a shape's epilogue, the preferred one first; the heuristic may have no algorithm for it. In fp32 our
@@ -101,10 +79,6 @@ std::vector<Route> routes(const Shape& shape) {
         case Epilogue::gelu_derivative:
             return either({CUBLASLT_EPILOGUE_DGELU, PostKernel::nothing},
                           {CUBLASLT_EPILOGUE_DEFAULT, PostKernel::gelu_derivative});
-        case Epilogue::bias_gradient:  // in fp32 our kernel's sums have a known accuracy
-            if (shape.operands == Operands::fp32) return {{CUBLASLT_EPILOGUE_DEFAULT, PostKernel::bias_gradient}};
-            return {{CUBLASLT_EPILOGUE_DEFAULT, PostKernel::bias_gradient},
-                    {CUBLASLT_EPILOGUE_BGRADB, PostKernel::add_bias_gradient}};
         case Epilogue::exponentials:
             return {{CUBLASLT_EPILOGUE_DEFAULT, PostKernel::exponentials}};
     }
@@ -134,19 +108,9 @@ void set(Plan& plan, cublasLtMatmulDescAttributes_t attribute, T value) {
     CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(&plan.desc, attribute, &value, sizeof(value)));
 }
 
-// Memory behind the workspace of the algorithms, for a bias gradient (n floats) that is still to be added.
-float* bias_gradient_scratch(const Shape& shape) {
-    const int64_t workspace = workspace_limit(shape);
-    char* scratch = static_cast<char*>(device_scratch(workspace + shape.n * int64_t(sizeof(float))));
-    return reinterpret_cast<float*>(scratch + workspace);
-}
-
 template <class floatX>
 void set_pointers(Plan& plan, const Call<floatX>& call) {
-    const void* bias = call.bias;
-    if (plan.post_kernel == PostKernel::add_bias_gradient)
-        bias = call.accumulate ? bias_gradient_scratch(call.shape) : call.dbias;
-    set<const void*>(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+    set<const void*>(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, call.bias);
     if (plan.uses_aux) set<void*>(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, call.pre_gelu);
     if (call.shape.operands != Operands::fp8) return;
     set<const void*>(plan, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, call.a_scale);
@@ -302,12 +266,6 @@ void queue_post_kernel(const Plan& plan, const Call<floatX>& call, Stream stream
         gpu::head_exponentials(static_cast<float*>(call.out), call.head, call.shape.n, call.shape.m, stream);
     else if (plan.post_kernel == PostKernel::exponentials)
         gpu::head_exponentials(result, call.head, call.shape.n, call.shape.m, stream);
-    const int N = call.shape.k, OC = call.shape.n;  // the call computes a weight's gradient
-    if (plan.post_kernel == PostKernel::bias_gradient)
-        gpu::bias_backward<floatX>(call.dbias, static_cast<const floatX*>(call.b), N, OC, call.accumulate,
-                                   device_scratch(gpu::bias_scratch_bytes<floatX>(N, OC)), stream);
-    if (plan.post_kernel == PostKernel::add_bias_gradient && call.accumulate)
-        gpu::sum_bias_parts(call.dbias, bias_gradient_scratch(call.shape), 1, OC, true, stream);
 }
 
 template <class floatX>
@@ -502,8 +460,7 @@ int common_alignment(const Call<floatX>& call) {
     const int64_t m = call.shape.m, n = call.shape.n, k = call.shape.k;
     uintptr_t bits = 128;
     for (const void* address : {call.a, call.b, static_cast<const void*>(call.out), static_cast<const void*>(call.bias),
-                                static_cast<const void*>(call.residual), static_cast<const void*>(call.pre_gelu),
-                                static_cast<const void*>(call.dbias)})
+                                static_cast<const void*>(call.residual), static_cast<const void*>(call.pre_gelu)})
         bits |= reinterpret_cast<uintptr_t>(address);
     if (call.shape.batch > 1)
         for (const int64_t elements : {m * k, k * n, m * n}) bits |= uintptr_t(elements) * sizeof(floatX);
@@ -532,8 +489,11 @@ std::string gpu::matmul_key(const Shape& s) {
                   s.to_float ? " to float" : "", s.alignment);
 }
 
+// NVIDIA recommends a workspace of 32 MiB for Hopper and of 4 MiB for other GPUs. The partial sums of a weight's
+// gradient need more: (4C, C) floats in 8 parts are 72 MiB where C is 768.
 int64_t gpu::cublaslt_scratch_bytes(int C) {
-    return workspace_of_model(C) + 4 * C * int64_t(sizeof(float));  // and bias_gradient_scratch
+    constexpr int64_t least = 32 << 20, most = 128 << 20, parts = 8;
+    return std::clamp(parts * 4 * C * C * int64_t(sizeof(float)), least, most);
 }
 
 INSTANTIATE(gpu::cublaslt_matmul);

@@ -163,8 +163,7 @@ void gpu::matmul_backward(const MatmulBackward<floatX>& m, int N, int IC, int OC
         if (m.weight.in_fp8(N)) return fp8_backward(m, N, IC, OC, stream);
     check_sizes<floatX>(N, IC, OC);
     m.check_gradients(false);
-    const Epilogue of_input = m.pre_gelu ? Epilogue::gelu_derivative : Epilogue::nothing,
-                   of_weight = m.dbias ? Epilogue::bias_gradient : Epilogue::nothing;
+    const Epilogue of_input = m.pre_gelu ? Epilogue::gelu_derivative : Epilogue::nothing;
     floatX* aux = const_cast<floatX*>(m.pre_gelu);  // only read, but the library has one attribute for both
     if (m.dinp.data)
         cublaslt_matmul<floatX>({.shape = {Kind::input_gradient, of_input, operands_of<floatX>, IC, N, OC},
@@ -175,13 +174,14 @@ void gpu::matmul_backward(const MatmulBackward<floatX>& m, int N, int IC, int OC
                                  .amax = m.dinp.amax},
                                 stream);
     if (m.dweight)
-        cublaslt_matmul<floatX>({.shape = {Kind::weight_gradient, of_weight, operands_of<floatX>, IC, OC, N},
+        cublaslt_matmul<floatX>({.shape = {Kind::weight_gradient, Epilogue::nothing, operands_of<floatX>, IC, OC, N},
                                  .a = m.inp,
                                  .b = m.dout,
                                  .out = m.dweight,
-                                 .dbias = m.dbias,
                                  .accumulate = m.accumulate},
                                 stream);
+    if (m.dbias)  // not by the library's epilogue: on an H200 qkv's weight gradient takes 0.447 ms with it, for 0.39
+        bias_backward(m.dbias, m.dout, N, OC, m.accumulate, device_scratch(bias_scratch_bytes<floatX>(N, OC)), stream);
 }
 
 template <class floatX>

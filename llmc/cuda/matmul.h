@@ -21,7 +21,7 @@ int64_t matmul_scratch_bytes(int N, int C);
 enum class Kind { forward, input_gradient, weight_gradient };
 
 // The operation on the result of a matmul, as the caller sees it.
-enum class Epilogue { nothing, bias, gelu, bias_gelu, gelu_derivative, bias_gradient, exponentials };
+enum class Epilogue { nothing, bias, gelu, bias_gelu, gelu_derivative, exponentials };
 
 enum class Operands { fp32, bf16, fp8 };
 template <class floatX>
@@ -63,8 +63,7 @@ struct MatmulCall {
     void* out;
     const floatX *bias = nullptr, *residual = nullptr;
     floatX* pre_gelu = nullptr;  // written by Epilogue::gelu and bias_gelu, read by gelu_derivative
-    float* dbias = nullptr;      // written by Epilogue::bias_gradient
-    bool accumulate = false;     // into out and dbias
+    bool accumulate = false;     // into out
     const float *a_scale = nullptr, *b_scale = nullptr;  // FP8 dequantization scales
     float* amax = nullptr;                               // raised to the largest magnitude of out
     HeadRows head = {};                                  // for Epilogue::exponentials
