@@ -188,12 +188,6 @@ struct HeadScratch {
     }
 };
 
-// Bytes of device_scratch that head_backward uses.
-template <class floatX>
-int64_t head_scratch_bytes(int N, int C) {
-    return HeadScratch<floatX>(nullptr, N, C).bytes;
-}
-
 }  // namespace gpu
 
 // Rows of logits in floatX that take the memory of one in float.
@@ -252,7 +246,7 @@ void gpu::head_backward(floatX* dinp, float* dweight, void* exponentials, const 
     check_head_sizes("head_backward", head);
     check_sort_keys("head_backward", head.shard);
     const int N = head.N, C = head.C, Vp = head.Vp;
-    const HeadScratch<floatX> scratch(device_scratch(head_scratch_bytes<floatX>(N, C)), N, C);
+    const HeadScratch<floatX> scratch(device_scratch(HeadScratch<floatX>(nullptr, N, C).bytes), N, C);
     float* product = scratch.product;
     if constexpr (std::is_same_v<floatX, float>) product = dinp;
     MatmulShape shape = {Kind::input_gradient, Epilogue::nothing, operands_of<floatX>, C, N, Vp};

@@ -346,16 +346,6 @@ struct LayerNormBackward {
     int64_t scratch_bytes(int C) const { return int64_t(blocks) * 3 * C * int64_t(sizeof(float)); }
 };
 
-namespace gpu {
-
-// Bytes of device_scratch that layernorm_backward uses.
-template <class floatX>
-int64_t layernorm_scratch_bytes(int N, int C) {
-    return LayerNormBackward<floatX>(N, C).scratch_bytes(C);
-}
-
-}  // namespace gpu
-
 template <class floatX>
 void gpu::layernorm_backward(Out<floatX> dinp, float* dweight, float* dbias, float* dbranch_bias, const floatX* dout,
                              const floatX* inp, const floatX* weight, const float* mean, const float* rstd,

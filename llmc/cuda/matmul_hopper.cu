@@ -22,25 +22,19 @@ static CUtensorMap map_of(const void* results, const gpu::MatmulShape& shape) {
     return simt::tensor_map<bf16, 2>(static_cast<const bf16*>(results), {shape.n, shape.m}, {64, 64});
 }
 
-template <int BN, class Epilogue>
-static void launch(const gpu::MatmulCall<bf16>& call, const Epilogue& epilogue, Stream stream) {
-    launch_matmul_wgmma<BN>(static_cast<const bf16*>(call.b), static_cast<const bf16*>(call.a), epilogue, call.shape.n,
-                            call.shape.m, call.shape.k, stream);
-}
-
 template <int BN>
 static void add_residual(const gpu::MatmulCall<bf16>& call, Stream stream) {
     const gpu::MatmulShape& shape = call.shape;
-    launch<BN>(call, BiasAndResidual<BN>{map_of(call.out, shape), map_of(call.residual, shape), call.bias, shape.m},
-               stream);
+    launch_matmul_wgmma<BN>(
+        call, BiasAndResidual<BN>{map_of(call.out, shape), map_of(call.residual, shape), call.bias, shape.m}, stream);
 }
 
 static void run_wgmma(const gpu::MatmulCall<bf16>& call, Stream stream) {
     const int rows = call.shape.n, columns = call.shape.m;
     if (call.shape.epilogue == Epilogue::exponentials) {
         float* const tile_sums = static_cast<float*>(device_scratch(wgmma_scratch_bytes(call.shape)));
-        launch<HeadExponentials::BN>(call, HeadExponentials{map_of(call.out, call.shape), call.head, tile_sums, rows},
-                                     stream);
+        launch_matmul_wgmma<HeadExponentials::BN>(
+            call, HeadExponentials{map_of(call.out, call.shape), call.head, tile_sums, rows}, stream);
         return gpu::sum_of_shards(call.head.sums, tile_sums, ceil_div(columns, HeadExponentials::BN), rows, stream);
     }
     // The wider tiles, unless they have more columns without results.

@@ -251,15 +251,16 @@ __global__ void __launch_bounds__(WgmmaTiles<BN>::THREADS, 1)
 }
 
 template <int BN, class Epilogue>
-void launch_matmul_wgmma(const bf16* a, const bf16* b, const Epilogue& epilogue, int rows, int columns, int K,
-                         Stream stream) {
+void launch_matmul_wgmma(const gpu::MatmulCall<bf16>& call, const Epilogue& epilogue, Stream stream) {
     using Tiles = WgmmaTiles<BN>;
+    const int rows = call.shape.n, columns = call.shape.m, K = call.shape.k;
     const auto kernel = matmul_wgmma_kernel<BN, Epilogue>;
     static const int resident = simt::resident_blocks(kernel, Tiles::THREADS, Tiles::SHARED_BYTES);
     const int tiles = ceil_div(rows, Tiles::BM) * ceil_div(columns, BN);
     simt::launch(kernel, std::min(tiles, resident), Tiles::THREADS, Tiles::SHARED_BYTES, stream,
-                 simt::tensor_map<bf16, 2>(a, {rows, K}, {Tiles::BM, Tiles::BK}),
-                 simt::tensor_map<bf16, 2>(b, {columns, K}, {BN, Tiles::BK}), epilogue, rows, columns, K);
+                 simt::tensor_map<bf16, 2>(static_cast<const bf16*>(call.b), {rows, K}, {Tiles::BM, Tiles::BK}),
+                 simt::tensor_map<bf16, 2>(static_cast<const bf16*>(call.a), {columns, K}, {BN, Tiles::BK}), epilogue,
+                 rows, columns, K);
 }
 
 // ---- Epilogues

@@ -20,8 +20,8 @@
 template <class floatX>
 int64_t gpu::scratch_bytes(int B, int T, int C, int NH, int Vp) {
     const int N = B * T;
-    return std::max({matmul_scratch_bytes<floatX>(N, C), layernorm_scratch_bytes<floatX>(N, C),
-                     head_scratch_bytes<floatX>(N, C), matmul_routes_scratch_bytes<floatX>(N, C, Vp),
+    return std::max({matmul_scratch_bytes<floatX>(N, C), LayerNormBackward<floatX>(N, C).scratch_bytes(C),
+                     HeadScratch<floatX>(nullptr, N, C).bytes, matmul_routes_scratch_bytes<floatX>(N, C, Vp),
                      attention_scratch_bytes<floatX>(B, T, NH, C / NH)});
 }
 

@@ -12,15 +12,11 @@
 
 #if defined(SIMT_EMULATOR) && defined(USE_NCCL)
 #define SEVERAL_RANKS 1
-#include <nccl.h>
 #include <unistd.h>
 
-#include <cstring>
 #include <functional>
-#include <thread>
 
 #include "gpu/rank_processes.h"
-#include "parallel/rendezvous.h"
 #include "parallel/watchdog.h"
 #endif
 
@@ -269,69 +265,33 @@ TEST_CASE("ranks: if one rank ends while a launch of another blocks, the watchdo
 
 // ---- Bugs that the emulator's NCCL reports
 
-static std::string new_id() {
-    ncclUniqueId id;
-    expect(ncclGetUniqueId(&id) == ncclSuccess, "ncclGetUniqueId");
-    return {id.internal, sizeof id.internal};
-}
-
-static void until_done(ncclComm_t comm, ncclResult_t result) {
-    while (result == ncclInProgress && ncclCommGetAsyncError(comm, &result) == ncclSuccess)
-        std::this_thread::sleep_for(std::chrono::microseconds(100));
-    if (result == ncclSuccess) return;
-    fprintf(stderr, "%s\n", ncclGetErrorString(result));
-    _exit(1);  // an exception would free device memory, which waits for the device, and would hang
-}
-
-// Makes one call on 64 floats in device memory, on each of the ranks. At least one must print the text and fail.
-using Call = std::function<ncclResult_t(int rank, float* x, ncclComm_t comm)>;
-static void expect_report(int ranks, const std::string& text, const Call& call) {
-    const std::vector<Ending> endings = run_ranks({ranks}, [&](const Launch& launch) {
-        const std::string bytes = share_nccl_id(launch, new_id, 20);
-        ncclUniqueId id;
-        std::memcpy(id.internal, bytes.data(), sizeof id.internal);
-        ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-        config.blocking = 0;
-        ncclComm_t comm = nullptr;
-        const ncclResult_t begun = ncclCommInitRankConfig(&comm, launch.world_size, id, launch.rank, &config);
-        until_done(comm, begun);
+// At least one of two ranks must print the text and fail.
+static void expect_report(const std::string& text, const std::function<void(Comm& comm, float* x, Stream)>& call) {
+    const std::vector<Ending> endings = run_ranks({}, [&](const Launch& launch) {
+        const std::unique_ptr<Comm> comm = make_nccl_comm(launch);
+        const OwnedStream stream;
         const DeviceBuffer<float> x(64, "x");
-        until_done(comm, call(launch.rank, x.data, comm));
-        while (cudaStreamQuery(nullptr) != cudaSuccess) until_done(comm, ncclInProgress);  // fails if a rank has ended
-        until_done(comm, ncclCommFinalize(comm));
-        ncclCommDestroy(comm);
-        fprintf(stderr, "nothing was reported\n");
+        call(*comm, x.data, stream);
+        wait_for_stream(stream);
     });
-    if (endings.empty()) return;
-    std::string outputs;
-    bool said = false;
-    for (const Ending& e : endings) {
-        outputs += e.output + "\n";
-        said = said || (e.status != 0 && e.output.find(text) != std::string::npos);
-    }
-    CHECK_MESSAGE(said, "no rank printed \"" << text << "\", but:\n" << outputs);
+    bool said = endings.empty();
+    for (const Ending& e : endings) said = said || (e.status != 0 && e.output.find(text) != std::string::npos);
+    CHECK_MESSAGE(said, "no rank printed \"" << text << "\"");
 }
 
 TEST_CASE("ranks: a disagreement on a collective, and memory that it must not use, are reported") {
-    expect_report(2, "rank 0 calls ncclAllReduce number 0", [](int rank, float* x, ncclComm_t c) {
-        return rank ? ncclBroadcast(x, x, 8, ncclFloat, 0, c, nullptr)
-                    : ncclAllReduce(x, x, 8, ncclFloat, ncclSum, c, nullptr);
+    const auto sum = [](Comm& comm, float* x, int64_t count, Stream s) {
+        comm.all_reduce(x, count, GradDtype::fp32, s);
+    };
+    expect_report("rank 1 ncclBroadcast number", [&](Comm& comm, float* x, Stream s) {
+        comm.rank ? void(comm.broadcast(x, 32, 0, s)) : sum(comm, x, 8, s);
     });
-    expect_report(2, "rank 1 ncclAllReduce number 0 of 9 elements", [](int rank, float* x, ncclComm_t c) {
-        return ncclAllReduce(x, x, 8 + size_t(rank), ncclFloat, ncclSum, c, nullptr);
-    });
-    expect_report(2, "of type 9", [](int rank, float* x, ncclComm_t c) {
-        return ncclAllReduce(x, x, 8, rank ? ncclBfloat16 : ncclFloat, ncclSum, c, nullptr);
-    });
-    expect_report(1, "ncclAllReduce: a pointer that is not in device memory", [](int, float* x, ncclComm_t c) {
+    expect_report("of 9 elements", [&](Comm& comm, float* x, Stream s) { sum(comm, x, 8 + comm.rank, s); });
+    expect_report("ncclAllReduce: a pointer that is not in device memory", [&](Comm& comm, float*, Stream s) {
         static float host[64];
-        return ncclAllReduce(x, host, 32, ncclFloat, ncclSum, c, nullptr);
+        sum(comm, host, 32, s);
     });
-    expect_report(1, "beyond the end of a device array", [](int, float* x, ncclComm_t c) {
-        return ncclAllReduce(x, x + 33, 32, ncclFloat, ncclSum, c, nullptr);
-    });
-    expect_report(2, "ncclReduceScatter: its output overlaps", [](int, float* x, ncclComm_t c) {
-        return ncclReduceScatter(x, x, 32, ncclFloat, ncclSum, c, nullptr);  // rank 1: x + 32
-    });
+    expect_report("beyond the end of a device array",
+                  [&](Comm& comm, float* x, Stream s) { sum(comm, x + 33, 32, s); });
 }
 #endif
