@@ -5,8 +5,8 @@
 # and a loop that it vectorizes without the pragma stays vectorized with it.
 # Behaviour: a loop of out[i] = bf16(x[i]), with a class of 16 bits and a constructor that rounds, is vectorized at -O3
 # without the pragma. With it gcc makes of each temporary object an array of one element per lane, and then gives up:
-# "not vectorized: more than one data ref in stmt". The loop stays scalar without a warning, with `omp parallel for simd`
-# as well. Where a function does the same assignment to a reference, its temporary does not belong to the loop, and the
+# "not vectorized: more than one data ref in stmt". The loop stays scalar without a warning, also with `omp parallel for
+# simd`. Where a function does the same assignment to a reference, its temporary does not belong to the loop, and the
 # loop is vectorized. clang 14 vectorizes all three. A step of Newton-Schulz in bf16 spent a fifth of its time in such a
 # loop of three instructions.
 # Versions: g++ 12.2, 13.3 and 14.2 of Debian (the system's is run), ziglang 0.15.1 of PyPI as clang; x86-64.
