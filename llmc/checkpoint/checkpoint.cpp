@@ -60,21 +60,22 @@ std::vector<std::string> remove_leftovers(const std::string& output) {
 
 // ---- the files of a checkpoint
 
-static const TensorGroups model_groups = {{WEIGHTS, "transformer."}};
+static TensorGroup model_group(const CheckpointFormat& format) {
+    return {WEIGHTS, "transformer.", format.bf16_weights ? "BF16" : "F32"};
+}
 
 static TensorGroups optimizer_groups(const CheckpointFormat& format) {
     TensorGroups out;
-    if (format.bf16_weights) out.push_back({WEIGHTS, "master.transformer."});
+    if (format.bf16_weights) out.push_back({WEIGHTS, "master.transformer.", "F32"});
     constexpr const char* dtypes[] = {"F32", "BF16", "U8"};
     for (size_t i = 0; i < format.state.size(); i++)
-        out.push_back({Slot(1 + i), format.state[i] + ".transformer.", dtypes[int(format.moments)],
-                       i == 0 ? WhichMoment::first : WhichMoment::second});
+        out.push_back({Slot(1 + i), format.state[i] + ".transformer.", dtypes[int(format.moments)]});
     return out;
 }
 
 void for_each_read(const ParamLayout& layout, const CheckpointFormat& format,
                    const std::function<void(Slot slot, Param p, int l)>& f) {
-    for (const TensorGroups& file : {model_groups, optimizer_groups(format)})
+    for (const TensorGroups& file : {TensorGroups{model_group(format)}, optimizer_groups(format)})
         for (const TensorGroup& group : file) for_each_tensor(layout, [&](Param p, int l) { f(group.slot, p, l); });
 }
 
@@ -86,8 +87,8 @@ int64_t checkpoint_bytes(const ParamLayout& layout, const CheckpointFormat& form
     const Metadata metadata = state_metadata({});
     const int64_t others = 256 << 10;  // configuration files, trainer.json, directory and metadata
     const int64_t tokenizer = 128 * int64_t(layout.config.V);
-    return safetensors_bytes(list_tensors(layout, model_groups, format.bf16_weights ? "BF16" : "F32"), metadata) +
-           safetensors_bytes(list_tensors(layout, optimizer_groups(format), "F32"), metadata) + others + tokenizer;
+    return tensors_bytes(layout, {model_group(format)}, metadata) +
+           tensors_bytes(layout, optimizer_groups(format), metadata) + others + tokenizer;
 }
 
 // The checksum in trainer.json is that of the file's other values.
@@ -114,7 +115,6 @@ static std::string state_json(const TrainerState& state, const std::map<std::str
 // Writes and syncs all files of the checkpoint into dir.
 static void write_files(const std::string& dir, const SaveOptions& options, const ParamLayout& layout,
                         const TensorView& view, const TrainerState& state) {
-    const bool bf16_weights = options.format.bf16_weights;
     HFConfig config = options.config;
     config.model = layout.config;
     const Metadata metadata = state_metadata(state);
@@ -122,13 +122,13 @@ static void write_files(const std::string& dir, const SaveOptions& options, cons
     const auto text = [&](const char* name, const std::string& content) {
         files[name] = write_file(dir + "/" + name, content);
     };
-    const auto tensors = [&](const char* name, const TensorGroups& groups, const char* dtype) {
-        files[name] = write_tensors(dir + "/" + name, layout, groups, dtype, view, metadata);
+    const auto tensors = [&](const char* name, const TensorGroups& groups) {
+        files[name] = write_tensors(dir + "/" + name, layout, groups, view, metadata);
     };
-    text("config.json", hf_config_json(config, bf16_weights ? "bfloat16" : "float32"));
+    text("config.json", hf_config_json(config, options.format.bf16_weights ? "bfloat16" : "float32"));
     if (!config.generation.empty()) text("generation_config.json", config.generation);
-    tensors("model.safetensors", model_groups, bf16_weights ? "BF16" : "F32");
-    tensors("optimizer.safetensors", optimizer_groups(options.format), "F32");
+    tensors("model.safetensors", {model_group(options.format)});
+    tensors("optimizer.safetensors", optimizer_groups(options.format));
     if (options.write_tokenizer) options.write_tokenizer(dir);
     for (const std::string& name : list_directory(dir)) {
         if (files.count(name) || is_directory(dir + "/" + name)) continue;  // chat templates in folders are synced
@@ -410,7 +410,7 @@ TrainerState load_checkpoint(const std::string& dir, const ParamLayout& layout,
     const Safetensors model = open_safetensors(dir + "/model.safetensors");
     const Safetensors optimizer = open_safetensors(dir + "/optimizer.safetensors");
     const bool has_master = optimizer.find("master.transformer.wte.weight");
-    if (!has_master) read_tensors(model, model_groups[0], layout, write);
+    if (!has_master) read_tensors(model, model_group({}), layout, write);
     for (const auto& group : optimizer_groups({has_master, state_names})) read_tensors(optimizer, group, layout, write);
     return state;
 }

@@ -1,11 +1,9 @@
 #include "checkpoint/hf.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <map>
-#include <memory>
 #include <set>
 
 #include "base/files.h"
@@ -86,6 +84,12 @@ static std::vector<int> read_ids(const ConfigReader& reader, const char* key) {
     return ids;
 }
 
+static void check_config_of(const std::string& path, const GPT2Config& config) try {
+    check_config(config);
+} catch (const Error& error) {
+    fail(EXIT_BAD_DATA, "%s: %s", path.c_str(), error.what());
+}
+
 HFConfig parse_hf_config(const std::string& text, const std::string& path) {
     const Json object = parse_python_object(text, path);
     const ConfigReader reader{object, path};
@@ -105,11 +109,7 @@ HFConfig parse_hf_config(const std::string& text, const std::string& path) {
     if (model.NH > 0 && model.C % model.NH != 0)
         fail(EXIT_BAD_DATA, "%s: \"n_head\" %d does not divide \"n_embd\" %d; set both as the model was trained",
              path.c_str(), model.NH, model.C);
-    try {
-        check_config(model);
-    } catch (const Error& error) {
-        fail(EXIT_BAD_DATA, "%s: %s", path.c_str(), error.what());
-    }
+    check_config_of(path, model);
     return config;
 }
 
@@ -178,7 +178,7 @@ constexpr const char* EXPONENTS = ".exponents";
 static int64_t count_blocks(int64_t elements) { return ceil_div(elements, FLAT_ALIGN); }
 
 // The shape in memory, without padded rows.
-static std::vector<int64_t> code_shape(const ParamLayout& layout, Param p) {
+static std::vector<int64_t> memory_shape(const ParamLayout& layout, Param p) {
     return {dim_size(layout.config, param_table[p].rows), layout.cols(p)};
 }
 
@@ -202,49 +202,39 @@ static void transpose_columns(float* out, const float* inp, int rows, int cols, 
 // So many columns at a time are transposed: with 1 MB of L2 cache, all sizes of GPT-2 fit.
 constexpr int STRIP = 32;
 
-TensorView view_copies(const ParamLayout& layout, const TensorSource& read) {
-    int64_t largest = 0;
-    for (const ParamSpec& spec : param_table) largest = std::max(largest, layout.size(spec.id));
-    const auto buffer = std::make_shared<std::unique_ptr<float[]>>();
-    return [=](Slot slot, Param p, int l) {
-        if (!*buffer) buffer->reset(new float[size_t(largest)]);
-        read(buffer->get(), slot, p, l);
-        return buffer->get();
-    };
-}
-
 TensorView view_flat(const ParamLayout& layout, const std::vector<const float*>& slots) {
     return [layout, slots](Slot slot, Param p, int l) { return slots[slot] + layout.offset(p, l); };
 }
 
-std::vector<TensorInfo> list_tensors(const ParamLayout& layout, const TensorGroups& groups, const char* dtype) {
+static std::vector<TensorInfo> list_tensors(const ParamLayout& layout, const TensorGroups& groups) {
     std::vector<TensorInfo> out;
     for (const TensorGroup& group : groups)
         for_each_tensor(layout, [&](Param p, int l) {
-            TensorInfo& tensor = out.emplace_back();
-            tensor.name = group.prefix + hf_name(p, l);
-            tensor.dtype = group.dtype.empty() ? dtype : group.dtype;
-            tensor.shape = tensor.dtype == "U8" ? code_shape(layout, p) : hf_shape(layout, p);
-            if (tensor.dtype == "U8") out.push_back({tensor.name + EXPONENTS, "U8", {count_blocks(tensor.elements())}});
+            const bool in_codes = group.dtype == "U8";
+            const std::string name = group.prefix + hf_name(p, l);
+            out.push_back({name, group.dtype, in_codes ? memory_shape(layout, p) : hf_shape(layout, p)});
+            if (in_codes) out.push_back({name + EXPONENTS, "U8", {count_blocks(out.back().elements())}});
         });
     return out;
 }
 
-// Calls f(which format) with an object of the format's type.
-template <class F>
-static void with_format(WhichMoment which, const F& f) {
-    which == WhichMoment::first ? f(SignedMoment()) : f(RootMoment());
+int64_t tensors_bytes(const ParamLayout& layout, const TensorGroups& groups, const Metadata& metadata) {
+    std::vector<TensorInfo> tensors = list_tensors(layout, groups);
+    return int64_t(safetensors_header(tensors, metadata).size()) + tensors.back().end;
 }
 
-static void write_codes(SafetensorsWriter& writer, WhichMoment which, const float* values) {
-    const int64_t count = writer.tensors[writer.next].elements();
+// Calls f(an object of the type of the codes' format).
+template <class F>
+static void with_format(Slot slot, const F& f) {
+    slot == SECOND_MOMENT ? f(RootMoment()) : f(SignedMoment());
+}
+
+static void write_codes(OutputFile& file, Slot slot, const float* values, int64_t count) {
     std::vector<uint8_t> codes(static_cast<size_t>(count)), exponents(static_cast<size_t>(count_blocks(count)));
-    with_format(which, [&]<class Format>(Format) {
+    with_format(slot, [&]<class Format>(Format) {
         for (int64_t begin = 0; begin < count; begin += FLAT_ALIGN) {
             const int64_t end = std::min(begin + FLAT_ALIGN, count);
-            const auto value = [&](int64_t i) {
-                return which == WhichMoment::first ? values[i] : std::sqrt(values[i]);
-            };
+            const auto value = [&](int64_t i) { return slot == SECOND_MOMENT ? std::sqrt(values[i]) : values[i]; };
             float largest = 0.0f;
             for (int64_t i = begin; i < end; i++) largest = std::max(largest, std::fabs(value(i)));
             const uint8_t exponent = exponents[size_t(begin / FLAT_ALIGN)] = block_exponent<Format>(largest);
@@ -252,42 +242,45 @@ static void write_codes(SafetensorsWriter& writer, WhichMoment which, const floa
                 codes[size_t(i)] = moment_code<Format>(value(i), exponent, TO_NEAREST<Format>);
         }
     });
-    writer.write(codes.data(), count);
-    writer.write(exponents.data(), int64_t(exponents.size()));
+    file.write(codes.data(), count);
+    file.write(exponents.data(), int64_t(exponents.size()));
 }
 
-static void read_codes(const Safetensors& file, const TensorInfo& tensor, WhichMoment which, float* values) {
+static void read_codes(const Safetensors& file, const TensorInfo& tensor, Slot slot, float* values) {
     std::vector<uint8_t> codes(static_cast<size_t>(tensor.elements()));
     std::vector<uint8_t> exponents(static_cast<size_t>(count_blocks(tensor.elements())));
     file.read_bytes(codes.data(), tensor);
     file.read_bytes(exponents.data(), *file.find(tensor.name + EXPONENTS));
-    with_format(which, [&]<class Format>(Format) {
+    with_format(slot, [&]<class Format>(Format) {
         for (size_t i = 0; i < codes.size(); i++) {
             values[i] = moment_value<Format>(codes[i], exponents[i / FLAT_ALIGN]);
-            if (which == WhichMoment::second) values[i] *= values[i];
+            if (slot == SECOND_MOMENT) values[i] *= values[i];
         }
     });
 }
 
-FileSum write_tensors(const std::string& path, const ParamLayout& layout, const TensorGroups& groups, const char* dtype,
+FileSum write_tensors(const std::string& path, const ParamLayout& layout, const TensorGroups& groups,
                       const TensorView& view, const Metadata& metadata) {
-    SafetensorsWriter writer(path, list_tensors(layout, groups, dtype), metadata);
+    std::vector<TensorInfo> tensors = list_tensors(layout, groups);
+    const std::string header = safetensors_header(tensors, metadata);
+    OutputFile file(path);
+    file.write(header.data(), int64_t(header.size()));
     std::vector<float> strip;
     for (const TensorGroup& group : groups)
         for_each_tensor(layout, [&](Param p, int l) {
             const float* data = view(group.slot, p, l);
-            if (writer.tensors[writer.next].dtype == "U8") return write_codes(writer, group.which, data);
             const int rows = layout.rows(p), cols = layout.cols(p);
-            if (!param_table[p].transposed_in_hf())
-                return writer.write(data, writer.tensors[writer.next].elements());  // leaves out padded rows
+            const int64_t count = int64_t(dim_size(layout.config, param_table[p].rows)) * cols;  // without padded rows
+            if (group.dtype == "U8") return write_codes(file, group.slot, data, count);
+            if (!param_table[p].transposed_in_hf()) return write_elements(file, group.dtype, data, count);
             strip.resize(size_t(STRIP) * rows);
             for (int c = 0; c < cols; c += STRIP) {
-                const int count = std::min(STRIP, cols - c);
-                transpose_columns(strip.data(), data + c, rows, cols, count);
-                writer.write(strip.data(), int64_t(count) * rows);
+                const int width = std::min(STRIP, cols - c);
+                transpose_columns(strip.data(), data + c, rows, cols, width);
+                write_elements(file, group.dtype, strip.data(), int64_t(width) * rows);
             }
         });
-    return writer.finish();
+    return file.finish();
 }
 
 // The fields of config.json on which shapes depend, so without n_head.
@@ -296,15 +289,16 @@ static std::string describe_fields(const GPT2Config& config) {
                   config.L, config.C, config.max_T, config.V);
 }
 
-// Returns the tensor called `name`. Refuses a shape that is not that of parameter p; the error names both shapes.
-static const TensorInfo& find_tensor(const Safetensors& file, const std::string& name, const ParamLayout& layout,
-                                     Param p) {
+// Returns a tensor of the group. Refuses a shape that is not that of parameter p; the error names both shapes.
+static const TensorInfo& find_tensor(const Safetensors& file, const TensorGroup& group, const ParamLayout& layout,
+                                     Param p, int l) {
+    const std::string name = group.prefix + hf_name(p, l);
     const TensorInfo* tensor = file.find(name);
     if (!tensor)
         fail(EXIT_BAD_DATA, "%s: the tensor %s, which belongs to %s, is missing", file.path.c_str(), name.c_str(),
              describe_fields(layout.config).c_str());
     const bool in_codes = tensor->dtype == "U8";
-    const std::vector<int64_t> needed = in_codes ? code_shape(layout, p) : hf_shape(layout, p);
+    const std::vector<int64_t> needed = in_codes || group.as_in_memory ? memory_shape(layout, p) : hf_shape(layout, p);
     const TensorInfo* exponents = in_codes ? file.find(name + EXPONENTS) : nullptr;
     if (in_codes &&
         !(exponents && exponents->dtype == "U8" && exponents->elements() == count_blocks(tensor->elements())))
@@ -331,31 +325,25 @@ static void check_finite(const std::string& path, const std::string& tensor, con
          path.c_str(), static_cast<long long>(first), printable(tensor).c_str(), double(values[first]));
 }
 
-// Reads one tensor into memory layout; padded rows are zero.
-static void read_param(const Safetensors& file, const TensorInfo& tensor, const ParamLayout& layout, Param p,
-                       std::vector<float>& memory, std::vector<float>& transposed,
-                       WhichMoment which = WhichMoment::first) {
-    const bool in_codes = tensor.dtype == "U8", transposes = param_table[p].transposed_in_hf() && !in_codes;
-    memory.resize(std::max(memory.size(), size_t(layout.size(p))));
-    if (transposes) transposed.resize(std::max(transposed.size(), size_t(layout.size(p))));
-    float* from = transposes ? transposed.data() : memory.data();
-    in_codes ? read_codes(file, tensor, which, from) : file.read(from, tensor);
-    check_finite(file.path, tensor.name, from, tensor.elements());
-    if (transposes)
-        transpose_columns(memory.data(), from, layout.cols(p), layout.rows(p), layout.rows(p));
-    else
-        std::fill(memory.begin() + tensor.elements(), memory.begin() + layout.size(p), 0.0f);
-}
-
+// Reads the tensors into memory layout; padded rows are zero.
 void read_tensors(const Safetensors& file, const TensorGroup& group, const ParamLayout& layout,
                   const TensorWriter& write) {
     std::vector<float> memory, transposed;
-    for_each_tensor(layout, [&](Param p, int l) {  // check all shapes before the first call of write
-        find_tensor(file, group.prefix + hf_name(p, l), layout, p);
-    });
+    // All shapes are checked before the first call of write.
+    for_each_tensor(layout, [&](Param p, int l) { find_tensor(file, group, layout, p, l); });
     for_each_tensor(layout, [&](Param p, int l) {
-        read_param(file, find_tensor(file, group.prefix + hf_name(p, l), layout, p), layout, p, memory, transposed,
-                   group.which);
+        const TensorInfo& tensor = find_tensor(file, group, layout, p, l);
+        const bool in_codes = tensor.dtype == "U8";
+        const bool transposes = param_table[p].transposed_in_hf() && !in_codes && !group.as_in_memory;
+        memory.resize(std::max(memory.size(), size_t(layout.size(p))));
+        if (transposes) transposed.resize(std::max(transposed.size(), size_t(layout.size(p))));
+        float* from = transposes ? transposed.data() : memory.data();
+        in_codes ? read_codes(file, tensor, group.slot, from) : file.read(from, tensor);
+        check_finite(file.path, tensor.name, from, tensor.elements());
+        if (transposes)
+            transpose_columns(memory.data(), from, layout.cols(p), layout.rows(p), layout.rows(p));
+        else
+            std::fill(memory.begin() + tensor.elements(), memory.begin() + layout.size(p), 0.0f);
         write(memory.data(), group.slot, p, l);
     });
 }
@@ -370,17 +358,6 @@ constexpr Param file_order[] = {wte,  wpe,  ln1w, ln1b, qkvw,    qkvb,    attpro
                                 ln2w, ln2b, fcw,  fcb,  fcprojw, fcprojb, lnfw,     lnfb};
 static_assert(std::size(file_order) == NUM_PARAMS);
 
-namespace {
-struct LlmcFile {
-    InputFile file;
-    GPT2Config config = {};
-    int64_t element_bytes = 0, begin[NUM_PARAMS] = {};  // begin of the tensors, in bytes
-
-    int64_t elements(Param p) const { return int64_t(dim_size(config, param_table[p].rows)) * cols(p); }
-    int64_t cols(Param p) const { return dim_size(config, param_table[p].cols); }
-};
-}  // namespace
-
 bool is_llmc_model(const std::string& path) {
     if (is_directory(path)) return false;
     const InputFile file(path);
@@ -389,56 +366,42 @@ bool is_llmc_model(const std::string& path) {
     return magic == 20240326;
 }
 
-static LlmcFile open_llmc(const std::string& path) {
-    LlmcFile out = {InputFile(path)};
+// Returns the file under the tensors' names, and sets the configuration.
+static Safetensors open_llmc(const std::string& path, GPT2Config& config) {
+    Safetensors out = {path, {}, {0}, {}, {}};
+    const InputFile& file = out.files.emplace_back(path);
     int32_t header[8];
-    out.file.read_at(header, 0, sizeof header);
+    file.read_at(header, 0, sizeof header);
     const auto [magic, version, max_T, V, L, NH, C, Vp] = header;
     if (version != 3 && version != 5)
         fail(EXIT_BAD_DATA, "%s: has version %d; versions 3 (fp32) and 5 (bf16) of llm.c's models can be read",
              path.c_str(), version);
-    out.config = {max_T, V, L, NH, C};
-    try {
-        check_config(out.config);
-    } catch (const Error& error) {
-        fail(EXIT_BAD_DATA, "%s: %s", path.c_str(), error.what());
-    }
+    config = {max_T, V, L, NH, C};
+    check_config_of(path, config);
     if (Vp < V) fail(EXIT_BAD_DATA, "%s: its header has %d tokens padded to %d", path.c_str(), V, Vp);
-    out.element_bytes = version == 3 ? 4 : 2;
+    const ParamLayout layout(config);
     int64_t at = HEADER_BYTES;
-    for (const Param p : file_order) {
-        out.begin[p] = at;
-        const int64_t copies = param_table[p].scope == Scope::layer ? L : 1;
-        at += (p == wte ? Vp * out.cols(p) : copies * out.elements(p)) * out.element_bytes;
-    }
-    if (at != out.file.size)
+    for (const Param p : file_order)
+        for (int l = 0; l < layout.layers(p); l++) {
+            const TensorInfo tensor = {hf_name(p, l), version == 3 ? "F32" : "BF16", memory_shape(layout, p), at};
+            at += (p == wte ? int64_t(Vp) * C : tensor.elements()) * (version == 3 ? 4 : 2);
+            out.tensors[tensor.name] = tensor;
+        }
+    if (at != file.size)
         fail(EXIT_BAD_DATA, "%s: has %s bytes, but a model of its header has %s; the file is damaged or incomplete",
-             path.c_str(), with_commas(out.file.size).c_str(), with_commas(at).c_str());
+             path.c_str(), with_commas(file.size).c_str(), with_commas(at).c_str());
     return out;
-}
-
-static void load_llmc_weights(const std::string& path, const ParamLayout& layout, const TensorWriter& write) {
-    const LlmcFile in = open_llmc(path);
-    INVARIANT(in.config == layout.config, "%s has changed while it was read", path.c_str());
-    std::vector<float> memory;
-    std::vector<uint16_t> upper;  // halves of the floats
-    for_each_tensor(layout, [&](Param p, int l) {
-        const int64_t count = in.elements(p), bytes = count * in.element_bytes;
-        memory.assign(size_t(layout.size(p)), 0.0f);  // padded rows stay zero
-        upper.resize(in.element_bytes == 2 ? size_t(count) : 0);
-        void* to = upper.empty() ? static_cast<void*>(memory.data()) : upper.data();
-        in.file.read_at(to, in.begin[p] + l * bytes, bytes);
-        for (size_t i = 0; i < upper.size(); i++) memory[i] = std::bit_cast<float>(uint32_t(upper[i]) << 16);
-        check_finite(path, hf_name(p, l), memory.data(), count);
-        write(memory.data(), WEIGHTS, p, l);
-    });
 }
 
 // ---- a directory
 
 HFConfig read_hf_config(const std::string& dir) {
     constexpr int64_t max_bytes = 1 << 20;
-    if (is_llmc_model(dir)) return new_hf_config(open_llmc(dir).config);
+    if (is_llmc_model(dir)) {
+        GPT2Config config;
+        open_llmc(dir, config);
+        return new_hf_config(config);
+    }
     const std::string path = dir + "/config.json", generation = dir + "/generation_config.json";
     if (path_exists(dir + "/adapter_config.json"))
         fail(EXIT_BAD_DATA,
@@ -524,6 +487,8 @@ static const char* advise_on_other(const std::string& name) {
     return "";
 }
 
+static const TensorGroup bare_names = {WEIGHTS, "", ""};
+
 // Opens the file under the bare names of its tensors, and checks their names and shapes.
 static Safetensors open_weights(const std::string& dir, const ParamLayout& layout) {
     Safetensors file = open_model(dir);
@@ -549,7 +514,7 @@ static Safetensors open_weights(const std::string& dir, const ParamLayout& layou
         head.key() = "wte.weight";
         file.tensors.insert(std::move(head));
     }
-    for_each_tensor(layout, [&](Param p, int l) { find_tensor(file, hf_name(p, l), layout, p); });
+    for_each_tensor(layout, [&](Param p, int l) { find_tensor(file, bare_names, layout, p, l); });
     if (!file.find("lm_head.weight") && !read_hf_config(dir).tied)
         fail(EXIT_BAD_DATA, "%s/config.json: \"tie_word_embeddings\" is false, but there is no lm_head.weight",
              dir.c_str());
@@ -561,10 +526,13 @@ void check_weights(const std::string& dir, const GPT2Config& config) {
 }
 
 void load_weights(const std::string& dir, const ParamLayout& layout, const TensorWriter& write) {
-    if (is_llmc_model(dir)) return load_llmc_weights(dir, layout, write);
+    if (is_llmc_model(dir)) {
+        GPT2Config config;
+        return read_tensors(open_llmc(dir, config), {WEIGHTS, "", "", true}, layout, write);
+    }
     const Safetensors file = open_weights(dir, layout);
     if (const TensorInfo* head = file.find("lm_head.weight")) check_tied(file, *head, *file.find("wte.weight"));
-    read_tensors(file, {WEIGHTS, ""}, layout, write);
+    read_tensors(file, bare_names, layout, write);
 }
 
 // ---- new tokens

@@ -38,12 +38,10 @@ std::string hf_config_json(const HFConfig& config, const std::string& torch_dtyp
 
 // The kind of a parameter's tensor: 0 for its weights in fp32; 1, 2, ... for the optimizer's state tensors.
 using Slot = int;
-constexpr Slot WEIGHTS = 0;
+constexpr Slot WEIGHTS = 0, SECOND_MOMENT = 2;
 
-// Copies one tensor to or from `host`: layout.size(p) floats in ParamLayout's memory layout, padded rows included.
-// The callback is called from one thread, in a fixed order: the tensors of the model, then layer by layer.
-using TensorSource = std::function<void(float* host, Slot slot, Param p, int l)>;
-// Returns one such tensor, in memory that stays valid until the next call.
+// Returns one tensor: layout.size(p) floats in ParamLayout's memory layout, padded rows included, which stay valid
+// until the next call. The callbacks are called from one thread, in the order of for_each_tensor.
 using TensorView = std::function<const float*(Slot slot, Param p, int l)>;
 using TensorWriter = std::function<void(const float* host, Slot slot, Param p, int l)>;
 
@@ -57,8 +55,6 @@ void for_each_tensor(const ParamLayout& layout, F f) {
             if (spec.scope == Scope::layer) f(spec.id, l);
 }
 
-// A view of what `read` copies into a buffer for one tensor, which the first call allocates.
-TensorView view_copies(const ParamLayout& layout, const TensorSource& read);
 // A view of flat host buffers of layout.total floats, one buffer per slot.
 TensorView view_flat(const ParamLayout& layout, const std::vector<const float*>& slots);
 
@@ -69,15 +65,15 @@ std::string hf_name(Param p, int l);  // "h.0.ln_1.bias"
 // "m.transformer.h.0.ln_1.bias.exponents", a byte for each FLAT_ALIGN of them (base/moments.h).
 struct TensorGroup {
     Slot slot;
-    std::string prefix;                      // "transformer." for weights, as in Hugging Face's files
-    std::string dtype = "";                  // "F32", "BF16" or "U8": codes; empty: that of the file
-    WhichMoment which = WhichMoment::first;  // what codes mean
+    std::string prefix;         // "transformer." for weights, as in Hugging Face's files
+    std::string dtype;          // to be written: "F32", "BF16" or "U8": codes
+    bool as_in_memory = false;  // to be read: matrices are (out, in)
 };
 using TensorGroups = std::vector<TensorGroup>;
-// The tensors that write_tensors will write for these groups. dtype is "F32" or "BF16".
-std::vector<TensorInfo> list_tensors(const ParamLayout& layout, const TensorGroups& groups, const char* dtype);
-FileSum write_tensors(const std::string& path, const ParamLayout& layout, const TensorGroups& groups, const char* dtype,
+FileSum write_tensors(const std::string& path, const ParamLayout& layout, const TensorGroups& groups,
                       const TensorView& view, const Metadata& metadata);
+// The size of the file that write_tensors makes.
+int64_t tensors_bytes(const ParamLayout& layout, const TensorGroups& groups, const Metadata& metadata);
 // Refuses (EXIT_BAD_DATA) missing tensors and wrong shapes before any `write`, and NaN or infinity before its own.
 void read_tensors(const Safetensors& file, const TensorGroup& group, const ParamLayout& layout,
                   const TensorWriter& write);

@@ -212,16 +212,14 @@ void Safetensors::read_bytes(uint8_t* out, const TensorInfo& tensor) const {
     files[size_t(tensor.file)].read_at(out, data_begin[size_t(tensor.file)] + tensor.begin, tensor.end - tensor.begin);
 }
 
-// Sets the byte ranges of the tensors and returns the header, preceded by its length. The header is padded with spaces,
-// so that the data start at a multiple of 8. Names need no escapes: they are those of a GPT-2.
-static std::string make_header(std::vector<TensorInfo>& tensors, const Metadata& metadata) {
+// The header is padded with spaces, so that the data start at a multiple of 8. Names need no escapes: they are those of
+// a GPT-2.
+std::string safetensors_header(std::vector<TensorInfo>& tensors, const Metadata& metadata) {
     std::string text = R"({"__metadata__":{"format":"pt")";
     for (const auto& [key, value] : metadata) text += format(R"(,"%s":"%s")", key.c_str(), value.c_str());
     text += "}";
     int64_t at = 0;
     for (TensorInfo& t : tensors) {
-        INVARIANT(t.dtype == "F32" || t.dtype == "BF16" || t.dtype == "U8", "%s: a tensor of dtype %s is written",
-                  t.name.c_str(), t.dtype.c_str());
         t.begin = at, t.end = at += *shape_bytes(t);
         const std::string shape = json_text(t.shape);
         text += format(R"(,"%s":{"dtype":"%s","shape":%s,"data_offsets":[%lld,%lld]})", t.name.c_str(), t.dtype.c_str(),
@@ -233,53 +231,13 @@ static std::string make_header(std::vector<TensorInfo>& tensors, const Metadata&
     return std::string(reinterpret_cast<const char*>(&length), 8) + text;
 }
 
-int64_t safetensors_bytes(const std::vector<TensorInfo>& tensors, const Metadata& metadata) {
-    std::vector<TensorInfo> copy = tensors;
-    const std::string header = make_header(copy, metadata);
-    return int64_t(header.size()) + (copy.empty() ? 0 : copy.back().end);
-}
-
-SafetensorsWriter::SafetensorsWriter(const std::string& path, std::vector<TensorInfo> list, const Metadata& metadata)
-    : file(path), tensors(std::move(list)) {
-    const std::string header = make_header(tensors, metadata);
-    file.write(header.data(), int64_t(header.size()));
-}
-
-void SafetensorsWriter::begin(int64_t count) const {
-    INVARIANT(next < tensors.size(), "more than %zu tensors are written", tensors.size());
-    INVARIANT(written + count <= tensors[next].elements(), "%s: %lld of %lld elements are written",
-              tensors[next].name.c_str(), static_cast<long long>(written + count),
-              static_cast<long long>(tensors[next].elements()));
-}
-
-void SafetensorsWriter::written_more(int64_t count) {
-    written += count;
-    if (written == tensors[next].elements()) next++, written = 0;
-}
-
-void SafetensorsWriter::write(const uint8_t* data, int64_t count) {
-    begin(count);
-    file.write(data, count);
-    written_more(count);
-}
-
-void SafetensorsWriter::write(const float* data, int64_t count) {
-    begin(count);
-    if (tensors[next].dtype == "F32") {
-        file.write(data, count * 4);
-    } else {
-        std::vector<bf16> chunk(size_t(std::min(count, chunk_elements)));
-        for (int64_t at = 0; at < count; at += chunk_elements) {
-            const int64_t n = std::min(chunk_elements, count - at);
-            for (int64_t i = 0; i < n; i++) chunk[i] = bf16(data[at + i]);
-            file.write(chunk.data(), n * 2);
-        }
+void write_elements(OutputFile& file, const std::string& dtype, const float* values, int64_t count) {
+    if (dtype == "F32") return file.write(values, count * 4);
+    INVARIANT(dtype == "BF16", "elements of dtype %s are written", dtype.c_str());
+    std::vector<bf16> chunk(size_t(std::min(count, chunk_elements)));
+    for (int64_t at = 0; at < count; at += chunk_elements) {
+        const int64_t n = std::min(chunk_elements, count - at);
+        for (int64_t i = 0; i < n; i++) chunk[i] = bf16(values[at + i]);
+        file.write(chunk.data(), n * 2);
     }
-    written_more(count);
-}
-
-FileSum SafetensorsWriter::finish() {
-    if (next != tensors.size())
-        fail(EXIT_INTERNAL, "%s: tensor %s was not written", file.path.c_str(), tensors[next].name.c_str());
-    return file.finish();
 }

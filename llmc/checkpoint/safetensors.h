@@ -45,24 +45,8 @@ Safetensors open_safetensors(const std::string& path);
 // Opens model.safetensors.index.json. Its weight_map names the file of each tensor, in the directory of the index.
 Safetensors open_safetensors_index(const std::string& path);
 
-// Writes a file tensor by tensor, so that memory holds only the caller's current tensor.
-struct SafetensorsWriter {
-    OutputFile file;
-    std::vector<TensorInfo> tensors;  // tensors in the order of the file, with their byte ranges
-    size_t next = 0;                  // the tensor that write() continues
-    int64_t written = 0;              // elements of that tensor already written
-
-    // `tensors`: names, shapes and dtypes ("F32", "BF16", "U8") of all tensors, in the order in which write() gets
-    // their data. `metadata` is written in addition to {"format": "pt"}, without which transformers refuses the file.
-    SafetensorsWriter(const std::string& path, std::vector<TensorInfo> tensors, const Metadata& metadata);
-    // Writes the next elements of the current tensor, rounded to its dtype (to nearest, ties to even).
-    void write(const float* data, int64_t count);
-    void write(const uint8_t* data, int64_t count);  // a tensor of U8
-    FileSum finish();  // fails if data are missing (a bug); otherwise like OutputFile::finish
-
-  private:
-    void begin(int64_t count) const;
-    void written_more(int64_t count);
-};
-// Size in bytes of the file that the writer makes for these tensors: header and data.
-int64_t safetensors_bytes(const std::vector<TensorInfo>& tensors, const Metadata& metadata);
+// Places the tensors one after the other, and returns what is in a file before their data. Their dtypes are "F32",
+// "BF16" and "U8". `metadata` is added to {"format": "pt"}, without which transformers refuses the file.
+std::string safetensors_header(std::vector<TensorInfo>& tensors, const Metadata& metadata);
+// Writes elements of a tensor, rounded to its dtype, "F32" or "BF16" (to nearest, ties to even).
+void write_elements(OutputFile& file, const std::string& dtype, const float* values, int64_t count);

@@ -180,12 +180,18 @@ template <class floatX>
 SaveResult Saver<floatX>::save_now() {
     const ParamLayout& layout = optimizer.full_layout;
     int64_t reads = 0, number = 0;
-    const TensorSource read = [&](float* host, Slot slot, Param p, int l) {
+    const auto read = [&](float* host, Slot slot, Param p, int l) {
         run.groups.world.reached("saving of a tensor", reads++);
         optimizer.get_state(host, slot, p, l);
     };
+    std::vector<float> tensor;
+    const TensorView view = [&](Slot slot, Param p, int l) {
+        tensor.resize(std::max(tensor.size(), size_t(layout.size(p))));
+        read(tensor.data(), slot, p, l);
+        return tensor.data();
+    };
     SaveResult result;
-    if (run.is_rank0()) result = write_checkpoint(run, layout, view_copies(layout, read), trainer.state, seconds_now());
+    if (run.is_rank0()) result = write_checkpoint(run, layout, view, trainer.state, seconds_now());
     if (optimizer.reads_together())
         for_each_read(layout, checkpoint_format(run.options), [&](Slot slot, Param p, int l) {
             if (number++ >= reads) read(nullptr, slot, p, l);

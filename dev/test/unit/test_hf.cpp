@@ -38,19 +38,18 @@ static Tensors read_model(const std::string& path) {
 
 static Tensors hf_tensors(const FlatState& state, const std::string& prefix) {
     const TemporaryDirectory dir;
-    write_tensors(dir / "x", state.layout, {{WEIGHTS, prefix}}, "F32", state.view(), {});
+    write_tensors(dir / "x", state.layout, {{WEIGHTS, prefix, "F32"}}, state.view(), {});
     return read_model(dir / "x");
 }
 
 static void write_model(const std::string& path, const Tensors& tensors, const char* dtype) {
     std::vector<TensorInfo> list;
-    for (const NamedTensor& t : tensors) {
-        TensorInfo& info = list.emplace_back();
-        info.name = t.name, info.dtype = dtype, info.shape = t.shape;
-    }
-    SafetensorsWriter writer(path, list, {});
-    for (const NamedTensor& t : tensors) writer.write(t.values.data(), int64_t(t.values.size()));
-    writer.finish();
+    for (const NamedTensor& t : tensors) list.push_back({t.name, dtype, t.shape});
+    OutputFile file(path);
+    const std::string header = safetensors_header(list, {});
+    file.write(header.data(), int64_t(header.size()));
+    for (const NamedTensor& t : tensors) write_elements(file, dtype, t.values.data(), int64_t(t.values.size()));
+    file.finish();
 }
 
 // Loads a directory of these tensors. Returns what is said, as "65 message"; "" if it is accepted.

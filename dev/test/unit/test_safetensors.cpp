@@ -40,27 +40,29 @@ static std::string two(const std::string& a, const std::string& b) {  // two ten
 
 static const std::string f32 = R"("F32")";
 
-static TensorInfo tensor(const char* name, const char* dtype, std::vector<int64_t> shape) {
-    TensorInfo out;
-    out.name = name, out.dtype = dtype, out.shape = std::move(shape);
-    return out;
+// Writes tensors whose elements are the values, one after the other.
+static void write_tensors(const std::string& path, std::vector<TensorInfo> tensors, const float* values,
+                          const Metadata& metadata = {}) {
+    OutputFile file(path);
+    const std::string header = safetensors_header(tensors, metadata);
+    file.write(header.data(), int64_t(header.size()));
+    for (const TensorInfo& t : tensors) {
+        write_elements(file, t.dtype, values, t.elements());
+        values += t.elements();
+    }
+    file.finish();
 }
 
 TEST_CASE("the bytes of a small file are as the format defines them; cut anywhere or too long it is refused") {
     const TemporaryDirectory dir;
-    SafetensorsWriter writer(dir / "x", {tensor("a", "F32", {2, 1}), tensor("b", "BF16", {3})}, {{"step", "7"}});
-    const float a[] = {1.0f, -2.0f}, b[] = {1.0f, 1.00390625f, -3.0f};  // 1 + 2^-8 is a tie: to even, 1
-    writer.write(a, 2);
-    writer.write(b, 3);
-    const FileSum sum = writer.finish();
+    const float values[] = {1.0f, -2.0f, 1.0f, 1.00390625f, -3.0f};  // 1 + 2^-8 is a tie: to even, 1
+    write_tensors(dir / "x", {{"a", "F32", {2, 1}}, {"b", "BF16", {3}}}, values, {{"step", "7"}});
     const std::string bytes = read_bytes(dir / "x");
     std::string header =
         R"({"__metadata__":{"format":"pt","step":"7"},"a":{"dtype":"F32","shape":[2,1],"data_offsets":[0,8]},)"
         R"("b":{"dtype":"BF16","shape":[3],"data_offsets":[8,14]}})";
     header.resize((header.size() + 7) / 8 * 8, ' ');
     CHECK(bytes == file_bytes(header, std::string("\0\0\x80\x3f\0\0\0\xc0\x80\x3f\x80\x3f\x40\xc0", 14)));
-    CHECK(sum == checksum_file(dir / "x"));
-    CHECK(safetensors_bytes(writer.tensors, {{"step", "7"}}) == int64_t(bytes.size()));
 
     for (size_t length = 0; length < bytes.size(); length++) {
         CAPTURE(length);
@@ -69,37 +71,29 @@ TEST_CASE("the bytes of a small file are as the format defines them; cut anywher
     CHECK(refusal_of(bytes + "x").starts_with("65 "));
 }
 
-TEST_CASE("tensors written in pieces read back, whole and in parts") {
+TEST_CASE("tensors read back, whole and in parts") {
     const TemporaryDirectory dir;
     const int64_t n = (1 << 20) + 77, m = n / 7 * 7;  // more than one chunk of the conversion
-    std::vector<float> values(n), got(n);
-    for (int64_t i = 0; i < n; i++) values[size_t(i)] = float(i % 1021) * 0.25f - 100.0f;  // too many bits for BF16
-    SafetensorsWriter writer(
-        dir / "x", {tensor("f", "F32", {n}), tensor("scalar", "F32", {}), tensor("h", "BF16", {7, n / 7})}, {});
-    writer.write(values.data(), 5);
-    CHECK(contains(refusal([&] { writer.write(values.data(), n); }), "internal error: f: 1048658 of 1048653 elements"));
-    writer.write(values.data() + 5, n - 5);
-    writer.write(values.data() + 1, 1);
-    CHECK(contains(refusal([&] { writer.finish(); }), "tensor h was not written"));
-    writer.write(values.data(), m);
-    writer.finish();
+    std::vector<float> values(n + 1 + m), got(n);
+    for (size_t i = 0; i < values.size(); i++) values[i] = float(i % 1021) * 0.25f - 100.0f;  // too many bits for BF16
+    write_tensors(dir / "x", {{"f", "F32", {n}}, {"scalar", "F32", {}}, {"h", "BF16", {7, n / 7}}}, values.data());
 
     const Safetensors file = open_safetensors(dir / "x");
     CHECK(file.find("none") == nullptr);
     CHECK(
         contains(refusal([&] { file.read(got.data(), *file.find("scalar"), 0, 2); }), "elements 0 to 2 of 1 are read"));
     file.read(got.data(), *file.find("f"));
-    CHECK(got == values);
+    CHECK(std::equal(got.begin(), got.end(), values.begin()));
     float part[3];
     file.read(part, *file.find("scalar"));
-    CHECK(part[0] == values[1]);
+    CHECK(part[0] == values[n]);
     file.read(part, *file.find("f"), n - 3, 3);
-    CHECK(std::equal(part, part + 3, values.end() - 3));
+    CHECK(std::equal(part, part + 3, values.begin() + n - 3));
     file.read(got.data(), *file.find("h"));
     for (float& x : values) x = float(bf16(x));
-    CHECK(std::equal(got.begin(), got.begin() + m, values.begin()));
+    CHECK(std::equal(got.begin(), got.begin() + m, values.begin() + n + 1));
     file.read(part, *file.find("h"), m - 3, 3);
-    CHECK(std::equal(part, part + 3, values.begin() + m - 3));
+    CHECK(std::equal(part, part + 3, values.end() - 3));
 }
 
 TEST_CASE("every F16 value is read exactly") {
@@ -203,11 +197,8 @@ TEST_CASE("an index joins files, and one that names wrong tensors or files outsi
     const TemporaryDirectory dir;
     make_directories(dir / "in");
     for (const auto& [path, name, value] :
-         {std::tuple{"outside", "a", 3.0f}, {"in/one", "a", 1.0f}, {"in/two", "b", 2.0f}}) {
-        SafetensorsWriter writer(dir / path + ".safetensors", {tensor(name, "F32", {1})}, {});
-        writer.write(&value, 1);
-        writer.finish();
-    }
+         {std::tuple{"outside", "a", 3.0f}, {"in/one", "a", 1.0f}, {"in/two", "b", 2.0f}})
+        write_tensors(dir / path + ".safetensors", {{name, "F32", {1}}}, &value);
     // A link is its owner's choice, not the file's: the Hub's cache has links to the files of several revisions.
     std::filesystem::create_symlink("../outside.safetensors", dir / "in/link.safetensors");
     const std::string index = dir / "in/model.safetensors.index.json";
