@@ -85,8 +85,7 @@ int main(int argc, char** argv) try {
         remove_tree(copy);
         times.measure("save", [&] { save_checkpoint(options, layout, view, trainer); });
         times.measure("verify", [&] { verify_checkpoint(checkpoint_directory(output, step)); });
-        times.measure(
-            "load", [&] { load_checkpoint(checkpoint_directory(output, step), layout, options.format.state, write); });
+        times.measure("load", [&] { load_checkpoint(checkpoint_directory(output, step), layout, write); });
     }
     std::filesystem::remove_all(output);
     std::printf("best of %d: dd %.2f s, save %.2f s, save / dd %.2f\n", rounds, times.best["dd"], times.best["save"],

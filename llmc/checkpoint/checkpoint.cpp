@@ -68,8 +68,8 @@ static TensorGroups optimizer_groups(const CheckpointFormat& format) {
     TensorGroups out;
     if (format.bf16_weights) out.push_back({WEIGHTS, "master.transformer.", "F32"});
     constexpr const char* dtypes[] = {"F32", "BF16", "U8"};
-    for (size_t i = 0; i < format.state.size(); i++)
-        out.push_back({Slot(1 + i), format.state[i] + ".transformer.", dtypes[int(format.moments)]});
+    for (const auto& [slot, prefix] : {std::pair(FIRST_MOMENT, "m.transformer."), {SECOND_MOMENT, "v.transformer."}})
+        out.push_back({slot, prefix, dtypes[int(format.moments)]});
     return out;
 }
 
@@ -397,20 +397,14 @@ std::string best_checkpoint(const std::string& output) {
     return best;
 }
 
-MomentDtype read_moment_dtype(const std::string& dir) {
-    const Safetensors file = open_safetensors(dir + "/optimizer.safetensors");
-    const TensorInfo* m = file.find("m.transformer.wte.weight");
-    const std::string dtype = m ? m->dtype : "F32";
-    return dtype == "U8" ? MomentDtype::block8 : dtype == "BF16" ? MomentDtype::bf16 : MomentDtype::fp32;
-}
-
-TrainerState load_checkpoint(const std::string& dir, const ParamLayout& layout,
-                             const std::vector<std::string>& state_names, const TensorWriter& write) {
+TrainerState load_checkpoint(const std::string& dir, const ParamLayout& layout, const TensorWriter& write) {
     TrainerState state = read_trainer_state(dir);
     const Safetensors model = open_safetensors(dir + "/model.safetensors");
     const Safetensors optimizer = open_safetensors(dir + "/optimizer.safetensors");
     const bool has_master = optimizer.find("master.transformer.wte.weight");
     if (!has_master) read_tensors(model, model_group({}), layout, write);
-    for (const auto& group : optimizer_groups({has_master, state_names})) read_tensors(optimizer, group, layout, write);
+    for (const auto& group : optimizer_groups({has_master})) read_tensors(optimizer, group, layout, write);
+    const std::string& dtype = optimizer.find("m.transformer.wte.weight")->dtype;
+    state.moments = dtype == "U8" ? MomentDtype::block8 : dtype == "BF16" ? MomentDtype::bf16 : MomentDtype::fp32;
     return state;
 }

@@ -1,10 +1,10 @@
 // checkpoint.h: saves, verifies, finds and loads checkpoints, the state of a run in directories that survive a crash.
 //
 //   OUTPUT/step_005000/  config.json  generation_config.json  model.safetensors  tokenizer files
-//                        optimizer.safetensors  m.*, v.* in F32, BF16 or U8 (hf.h) and, where model.safetensors is
-//                        bf16, the fp32 master.* README.md              the model card, for people to edit, so without
-//                        a checksum trainer.json           TrainerState, size and checksum of every other file; written
-//                        last
+//                        optimizer.safetensors  m.*, v.* in F32, BF16 or U8 (hf.h); the fp32 master.*, where the
+//                                               weights in model.safetensors are bf16
+//                        README.md              the model card, for people to edit, so without a checksum
+//                        trainer.json           TrainerState, size and checksum of every other file; written last
 //   OUTPUT/latest        the name of the newest directory, for people, scripts and load_tokenizer()
 //   OUTPUT/best          with KeepRules::best: the name of the directory with the lowest validation loss
 //
@@ -38,13 +38,13 @@ struct TrainerState {
     Json options;            // object: the options of the run
     Json data;               // object: what identifies the training data
     Json health;             // object: Outliers::json (train/monitor.h); null: nothing is known
+    MomentDtype moments = MomentDtype::fp32;  // of the checkpoint from which load_checkpoint has read it
 };
 
 // Contents of the tensor files of a checkpoint.
 struct CheckpointFormat {
-    bool bf16_weights = false;                    // model.safetensors in BF16, fp32 masters in optimizer.safetensors
-    std::vector<std::string> state = {"m", "v"};  // the optimizer's state (slots 1, 2, ...): prefixes of tensors
-    MomentDtype moments = MomentDtype::fp32;      // of that state
+    bool bf16_weights = false;  // model.safetensors in BF16, fp32 masters in optimizer.safetensors
+    MomentDtype moments = MomentDtype::fp32;
 };
 
 // Retention policy. After a save, checkpoints that no rule keeps are deleted.
@@ -112,11 +112,9 @@ bool holds_model(const std::string& dir);
 // unless transformers has saved others over it.
 FoundCheckpoint find_model(const std::string& path, const VerifyProgress& progress = {});
 
-// Loads all of a (verified) checkpoint. state: CheckpointFormat::state. The layout must be that of read_hf_config(dir).
-TrainerState load_checkpoint(const std::string& dir, const ParamLayout& layout, const std::vector<std::string>& state,
-                             const TensorWriter& write);
+// Loads all of a (verified) checkpoint. The layout must be that of read_hf_config(dir).
+TrainerState load_checkpoint(const std::string& dir, const ParamLayout& layout, const TensorWriter& write);
 TrainerState read_trainer_state(const std::string& dir);
-MomentDtype read_moment_dtype(const std::string& dir);  // that of a checkpoint
 // Returns whether both states have losses of the same validation tokens, so that they can be compared.
 bool same_validation(const TrainerState& a, const TrainerState& b);
 // The checkpoint in OUTPUT with the lowest validation loss of its weights, the older one of two equal ones, or "".

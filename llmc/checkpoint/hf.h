@@ -36,9 +36,9 @@ void set_tokens(HFConfig& config, int eos, int bos, int pad);
 // be untrue. torch_dtype, of model.safetensors: "float32" or "bfloat16".
 std::string hf_config_json(const HFConfig& config, const std::string& torch_dtype);
 
-// The kind of a parameter's tensor: 0 for its weights in fp32; 1, 2, ... for the optimizer's state tensors.
+// The kind of a parameter's tensor: its weights in fp32, or a moment of the optimizer.
 using Slot = int;
-constexpr Slot WEIGHTS = 0, SECOND_MOMENT = 2;
+constexpr Slot WEIGHTS = 0, FIRST_MOMENT = 1, SECOND_MOMENT = 2, NUM_SLOTS = 3;
 
 // Returns one tensor: layout.size(p) floats in ParamLayout's memory layout, padded rows included, which stay valid
 // until the next call. The callbacks are called from one thread, in the order of for_each_tensor.

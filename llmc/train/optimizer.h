@@ -20,9 +20,6 @@ struct OptimizerConfig {
     bool skip_nan = false;  // a step that is not finite does not keep the later ones from changing the weights
 };
 
-// Names, in checkpoints, of the tensors that AdamW keeps for each weight; the slots after WEIGHTS.
-inline const std::vector<std::string> STATE_NAMES = {"m", "v"};
-
 // Memory of a moment: of `count` elements, a multiple of FLAT_ALIGN. Zeros at first.
 struct MomentBuffer {
     MomentDtype dtype;
@@ -142,8 +139,8 @@ struct Optimizer {
     const float* gather_state(Slot slot, const float* from, Param p, int l);
     void get_shard(float* values, Slot slot, Param p, int l);
     DeviceBuffer<float> chunk;  // piece of a tensor that a tensor-parallel rank sends to the others
-    const MomentBuffer& moment(Slot slot) const { return slot == 1 ? m : v; }
-    static WhichMoment which(Slot slot) { return slot == 1 ? WhichMoment::first : WhichMoment::second; }
+    const MomentBuffer& moment(Slot slot) const { return slot == FIRST_MOMENT ? m : v; }
+    static WhichMoment which(Slot slot) { return slot == FIRST_MOMENT ? WhichMoment::first : WhichMoment::second; }
     // The fp32 buffer of a slot, or null.
     float* floats(Slot slot) const {
         if (slot == WEIGHTS) return master.data;

@@ -465,9 +465,9 @@ int64_t saved_copy_bytes(const Options& o, const GPT2Config& config, int64_t ste
     if (!o.checkpoint_async || o.checkpoint_every == 0 || o.output.empty()) return 0;
     const int64_t next = (step / o.checkpoint_every + 1) * o.checkpoint_every;
     const bool ends_before = o.steps > 0 && o.patience == 0 && next >= o.steps;
-    return ends_before ? 0 : ParamLayout(config).total * int64_t((1 + STATE_NAMES.size()) * sizeof(float));
+    return ends_before ? 0 : ParamLayout(config).total * int64_t(NUM_SLOTS * sizeof(float));
 }
 
-CheckpointFormat checkpoint_format(const Options& o) { return {o.export_dtype == Dtype::bf16, STATE_NAMES, o.moments}; }
+CheckpointFormat checkpoint_format(const Options& o) { return {o.export_dtype == Dtype::bf16, o.moments}; }
 
 bool keeps_best(const Options& o) { return o.keep_best || o.patience > 0; }

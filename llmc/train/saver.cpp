@@ -107,13 +107,12 @@ Saver<floatX>::Saver(Trainer<floatX>& trainer) : trainer(trainer), run(trainer.r
 // Returns why there is no memory for the copy; empty: there is.
 template <class floatX>
 std::string Saver<floatX>::allocate_copy(int64_t bytes) {
-    const int num_slots = 1 + int(STATE_NAMES.size());
-    const int64_t slot_bytes = bytes / num_slots, free = host_bytes_free();
+    const int64_t free = host_bytes_free();
     if (!saved_copy_fits(bytes, free))
         return format("a copy of the state takes %s, and %s are free", human_bytes(bytes).c_str(),
                       human_bytes(free).c_str());
     try {
-        while (int(copy.size()) < num_slots) copy.push_back(static_cast<float*>(host_allocate(slot_bytes)));
+        while (copy.size() < NUM_SLOTS) copy.push_back(static_cast<float*>(host_allocate(bytes / NUM_SLOTS)));
         return "";
     } catch (const Error& error) {
         for (float* slot : copy) host_free(slot);
@@ -156,7 +155,7 @@ void Saver<floatX>::save_in_background(double begin) {
     if (!run.is_rank0() && !optimizer.reads_together()) return;
     const double begin_copy = seconds_now();  // the wait for the save before is no part of this save
     const ParamLayout& layout = optimizer.full_layout;
-    for (Slot slot = 0; slot <= int(STATE_NAMES.size()); slot++)
+    for (Slot slot = 0; slot < NUM_SLOTS; slot++)
         for_each_tensor(layout, [&](Param p, int l) {
             run.groups.world.reached("copy of a tensor");
             float* to = run.is_rank0() ? copy[size_t(slot)] + layout.offset(p, l) : nullptr;

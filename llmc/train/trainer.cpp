@@ -92,8 +92,8 @@ void Trainer<floatX>::load_state() {
         optimizer.set_state(slot, p, l, host);
     };
     if (!start.resume.empty()) {
-        state = load_checkpoint(start.resume, optimizer.full_layout, STATE_NAMES, write);
-        if (const MomentDtype stored = read_moment_dtype(start.resume); stored != run.options.moments)
+        state = load_checkpoint(start.resume, optimizer.full_layout, write);
+        if (const MomentDtype stored = state.moments; stored != run.options.moments)
             log.warn(format("the checkpoint's moments are %s; they are %s %s (--moments)", MOMENT_WORDS[int(stored)],
                             run.options.moments == MomentDtype::fp32 ? "widened to" : "rounded to",
                             MOMENT_WORDS[int(run.options.moments)]));

@@ -62,7 +62,7 @@ inline Saved save(const SaveOptions& options, int64_t step) {
 // Whether the checkpoint in `dir` is whole and has the weights and moments of `seed`. save() uses the step as the seed.
 inline bool holds(const std::string& dir, int64_t step, uint64_t seed) {
     FlatState got(small_model, 0);
-    const TrainerState trainer = load_checkpoint(dir, got.layout, {"m", "v"}, got.writer());
+    const TrainerState trainer = load_checkpoint(dir, got.layout, got.writer());
     const auto values = [](const TrainerState& s) {
         return std::tuple(s.step, s.position, s.tokens, s.seed, s.val_loss, s.best_loss, s.best_step, s.options,
                           s.data);
