@@ -6,10 +6,6 @@
 #include "ops/ops.h"
 #include "parallel/comm.h"
 
-void choose_attention(AttentionBackend backend, bool deterministic) {
-    ops::set_attention({.backend = backend, .deterministic = deterministic});
-}
-
 template <class floatX>
 GPT2<floatX>::GPT2(const GPT2Config& config, Purpose purpose, int B, int T, MemoryOptions options)
     : layout(config, options.virtual_ranks, options.tensor),
@@ -379,12 +375,6 @@ void GPT2<floatX>::layer_backward(int l, int B, int T, bool accumulate, const Bu
 }
 
 template <class floatX>
-void GPT2<floatX>::embeddings_backward(const int* tokens, int B, int T) {
-    ops::embedding_backward(g(wte), g(wpe), all_gather_rows(acts.dx, B * T), tokens, B, T, config.C, layout.vocab(),
-                            stream);
-}
-
-template <class floatX>
 void GPT2<floatX>::backward(const int* tokens, const int* targets, int B, int T, int micro_step, float scale,
                             const BucketHook& after, const BucketHook& before) {
     const ProfileRange range("backward");
@@ -408,11 +398,11 @@ void GPT2<floatX>::backward(const int* tokens, const int* targets, int B, int T,
         layer_backward(l, B, T, micro_step > 0, begin);
         if (after) after(1 + l);
     }
-    embeddings_backward(tokens, B, T);
+    ops::embedding_backward(g(wte), g(wpe), all_gather_rows(acts.dx, N), tokens, B, T, config.C, layout.vocab(),
+                            stream);
     if (after) after(0);
 }
 
-template void copy_rounded(float*, const float*, int64_t, Stream);
-template void copy_rounded(bf16*, const float*, int64_t, Stream);
+INSTANTIATE(copy_rounded);
 template struct GPT2<float>;
 template struct GPT2<bf16>;

@@ -16,9 +16,6 @@ struct Comm;  // parallel/comm.h
 // bucket, so that communication overlaps with computation.
 using BucketHook = std::function<void(int bucket)>;
 
-// Chooses what computes bf16 attention, and whether it must be deterministic. Call it before the first model.
-void choose_attention(AttentionBackend backend, bool deterministic);
-
 template <class floatX>
 struct GPT2 {
     ParamLayout layout;
@@ -107,7 +104,6 @@ struct GPT2 {
     void layer_forward(int l, int B, int T, int decode_at, bool recomputes);
     void zero_bucket(int bucket);
     void layer_backward(int l, int B, int T, bool accumulate, const BucketHook& begin);
-    void embeddings_backward(const int* tokens, int B, int T);
 };
 
 // Copies `count` host floats to the device, rounded to floatX, and waits for the copy.

@@ -171,13 +171,8 @@ std::vector<MemoryItem> model_memory(const GPT2Config& config, Purpose purpose, 
             {"scratch", scratch_of<floatX>(layout, B, T, options.muon)}};
 }
 
-template Activations<float> place_activations(Arena&, const ParamLayout&, Purpose, MemoryOptions, int64_t, int);
-template Activations<bf16> place_activations(Arena&, const ParamLayout&, Purpose, MemoryOptions, int64_t, int);
-template int64_t packed_total_bytes<float>(const ParamLayout&, int, bool);
-template int64_t packed_total_bytes<bf16>(const ParamLayout&, int, bool);
-template int64_t packed_offset<float>(const ParamLayout&, Param, int, int, bool);
-template int64_t packed_offset<bf16>(const ParamLayout&, Param, int, int, bool);
-template int64_t scratch_of<float>(const ParamLayout&, int, int, bool);
-template int64_t scratch_of<bf16>(const ParamLayout&, int, int, bool);
-template std::vector<MemoryItem> model_memory<float>(const GPT2Config&, Purpose, int, int, MemoryOptions);
-template std::vector<MemoryItem> model_memory<bf16>(const GPT2Config&, Purpose, int, int, MemoryOptions);
+INSTANTIATE(place_activations);
+INSTANTIATE(packed_total_bytes);
+INSTANTIATE(packed_offset);
+INSTANTIATE(scratch_of);
+INSTANTIATE(model_memory);

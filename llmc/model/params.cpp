@@ -61,14 +61,6 @@ void check_config(const GPT2Config& config) {
            max_head_channels, config.C, ceil_div(config.C, max_head_channels));
 }
 
-// "1, 2, 3, 4, 6, 12": the numbers of shards that divide the heads.
-static std::string divisors(int heads) {
-    std::string text;
-    for (int n = 1; n <= heads; n++)
-        if (heads % n == 0) text += (text.empty() ? "" : ", ") + std::to_string(n);
-    return text;
-}
-
 int ParamLayout::rows(Param p) const {
     if (p == wte) return round_up(config.V, 128 * shard.count) / shard.count;
     const int whole = dim_size(config, param_table[p].rows);
@@ -87,8 +79,8 @@ int ParamLayout::cols(Param p) const {
 ParamLayout::ParamLayout(const GPT2Config& config, int virtual_ranks, TensorShard shard)
     : config(config), shard(shard) {
     check_config(config);
-    ENSURE(config.NH % shard.count == 0, "--tensor-parallel %d does not divide the model's %d heads; give one of %s",
-           shard.count, config.NH, divisors(config.NH).c_str());
+    ENSURE(config.NH % shard.count == 0,
+           "--tensor-parallel %d does not divide the model's %d heads; give one that does", shard.count, config.NH);
     int64_t at[2] = {0, 0};  // end of the model's tensors, end of a layer's tensors
     for (Scope scope : {Scope::model, Scope::layer})
         for (bool decay : {true, false})
