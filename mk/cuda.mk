@@ -57,11 +57,6 @@ $(BUILD)/cuda/cudnn_plans: $(BUILD)/cuda/dev/test/gpu/cudnn_plans.o $(BUILD)/cud
                            $(patsubst %,$(BUILD)/llmc/base/%.o,common files print)
 	$(call link,$(CUDNN_LDLIBS))
 
-# A test that gives NCCL's id to all ranks, without a GPU. dev/test/gpu/test_libraries.py runs it.
-$(BUILD)/cuda/dev/test/ranks/nccl_id.o: CXXFLAGS += $(NCCL_FLAGS)
-$(BUILD)/cuda/nccl_id: $(BUILD)/cuda/dev/test/ranks/nccl_id.o $(TEST_MAIN) $(RENDEZVOUS:%=$(BUILD)/llmc/%.o)
-	$(call link,$(NCCL_LDLIBS))
-
 $(BUILD)/cuda/mock/libcuda.so.1: dev/test/gpu/mock_libcuda.c
 	@mkdir -p $(@D)
 	$(call say,CC    $<)

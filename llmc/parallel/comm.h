@@ -19,8 +19,8 @@ struct Comm {
     using Ticket = int64_t;
     int rank = 0, world_size = 1;
     int shard_index = 0;  // index of this rank's shard after reduce_scatter: the rank, with MPI its bits reversed
-    int64_t bytes_sent = 0, calls = 0, waits = 0;  // totals of this rank; calls: collectives; waits: for collectives
-    double exposed_seconds = 0.0;  // time in which the host or a stream was blocked in the waits that have ended
+    int64_t bytes_sent = 0, waits = 0;  // totals of this rank; waits: for collectives
+    double exposed_seconds = 0.0;       // time in which the host or a stream was blocked in the waits that have ended
     // Watchdog of this rank, shared with the groups; null: none. It also guards the destructor, where ranks disconnect.
     std::shared_ptr<Watchdog> watchdog;
 

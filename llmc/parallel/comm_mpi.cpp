@@ -425,7 +425,6 @@ struct MpiComm : Comm {
     // run it as late as the next step. All earlier work on the stream is complete: ranks by MPI have the CPU backend.
     template <class Calls>
     Ticket queue(const char* name, int64_t sent, Calls calls_of_mpi) {
-        calls++;
         bytes_sent += sent;
         return post(name, std::move(calls_of_mpi));
     }

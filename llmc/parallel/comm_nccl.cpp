@@ -33,6 +33,7 @@ namespace {
 constexpr double ABORT_SECONDS = 10.0;   // time that NCCL gets to finalize or abort
 constexpr double BLOCKED_SECONDS = 2.0;  // time that the training thread gets to come to an error of NCCL
 constexpr double POLL_SECONDS = 200e-6;  // most calls complete within this time; after it, polls sleep in between
+static_assert(sizeof(ncclUniqueId) == NCCL_ID_BYTES);
 static_assert(NCCL_VERSION_CODE >= 21801, "groups of GPU ranks need NCCL 2.18.1 or later (ncclCommSplit)");
 
 void pause(int tries) { std::this_thread::sleep_for(std::chrono::microseconds(std::min(tries, 1000))); }
@@ -261,7 +262,6 @@ struct NcclComm : Comm {
     template <class Calls>
     Ticket start(Stream after, const Calls& queue_calls) {
         if (!nccl) fail(EXIT_INTERNAL, "%s", abort_reason.c_str());
-        calls++;
         count_ended();
         if (watchdog) watchdog->collective_begins();
         Event& event = completed[++issued % RING];
@@ -360,7 +360,7 @@ struct NcclComm : Comm {
 
     void connect() override {
         if (watchdog) watchdog->at_each_look(look);
-        const int64_t sent = bytes_sent, made = calls;
+        const int64_t sent = bytes_sent;
         const Stream stream = nccl_stream;
         const DeviceBuffer<float> x(int64_t(1 << 20) * world_size, "the first collectives");
         fill_zero(x.data, x.bytes(), stream);
@@ -372,7 +372,6 @@ struct NcclComm : Comm {
         }
         wait_for_stream(stream);
         bytes_sent = sent;
-        calls = made;
     }
 
     // Gathers over the GPUs: first the sizes, then the texts, each padded to the longest.

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <future>
 #include <utility>
 
 #include "base/common.h"
@@ -15,11 +14,7 @@ Watchdog::Watchdog(double timeout, int rank, int world_size) : timeout(timeout),
 }
 
 Watchdog::~Watchdog() {
-    {
-        const std::lock_guard lock(mutex);
-        ending = true;
-    }
-    changed.notify_all();
+    end.set_value();
     if (thread.joinable()) thread.join();
 }
 
@@ -41,9 +36,9 @@ void Watchdog::at_each_look(std::function<void()> call) {
 void Watchdog::watch() {
     int64_t seen = -1;
     double waited = 0.0, last = seconds_now();
-    std::unique_lock lock(mutex);
-    while (!changed.wait_for(lock, std::chrono::duration<double>(LOOK), [&] { return ending; })) {
-        if (look) look();
+    const auto ends = end.get_future();
+    while (ends.wait_for(std::chrono::duration<double>(LOOK)) == std::future_status::timeout) {
+        if (const std::lock_guard lock(mutex); look) look();
         const double now = seconds_now();
         waited = progress == seen ? waited + std::min(now - last, 2.0 * LOOK) : 0.0;
         seen = progress;

@@ -5,9 +5,9 @@
 // no line, or another place than the others.
 #pragma once
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
+#include <future>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -43,8 +43,7 @@ struct Watchdog {
     std::atomic<const char*> what = "the start";
     std::atomic<int64_t> number = -1, progress = 0, begun = 0, ended = 0;
     std::mutex mutex;
-    std::condition_variable changed;
-    bool ending = false;
     std::function<void()> look = nullptr;  // at_each_look
+    std::promise<void> end;                // tells the thread to end
     std::thread thread;
 };
