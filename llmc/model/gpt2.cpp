@@ -19,20 +19,24 @@ GPT2<floatX>::GPT2(const GPT2Config& config, Purpose purpose, int B, int T, Memo
       T(T),
       logit_rows(choose_logit_rows(B, T, options.logit_chunks)),
       weights(layout, weight_slots(config, options), "weights"),
-      packed_layers(count_packed_layers(config, options)),
       grads(layout, gradient_slots(config, purpose, options), "gradients") {
     ENSURE(B >= 1 && T >= 1 && T <= config.max_T,
            "a micro-batch of %d x %d tokens does not fit: the model has %d positions", B, T, config.max_T);
     INVARIANT(!fp8 || sizeof(floatX) == 2, "FP8 matmuls in a model whose activations are %s",
               dtype_name(dtype_of<floatX>));
-    packed = DeviceBuffer<std::byte>(packed_total_bytes<floatX>(layout, packed_layers, fp8), "packed weights");
+    const auto place = [](DeviceBuffer<std::byte>& block, const char* of, const auto& take_from) {
+        Arena count{nullptr};
+        take_from(count);
+        block = DeviceBuffer<std::byte>(count.used, of);
+        Arena arena{block.data};
+        return take_from(arena);
+    };
+    packed = place(packed_memory, "packed weights",
+                   [&](Arena& arena) { return place_packed<floatX>(arena, layout, options); });
     fp8_workspace = DeviceBuffer<std::byte>(fp8_workspace_bytes(layout, B * T, fp8), "FP8 operands (--micro-batch)");
-    const int64_t N = int64_t(B) * T;
-    Arena count{nullptr};
-    place_activations<floatX>(count, layout, purpose, options, N, logit_rows);
-    memory = DeviceBuffer<std::byte>(count.used, "activations and logits");
-    Arena arena{memory.data};
-    acts = place_activations<floatX>(arena, layout, purpose, options, N, logit_rows);
+    acts = place(memory, "activations and logits", [&](Arena& arena) {
+        return place_activations<floatX>(arena, layout, purpose, options, int64_t(B) * T, logit_rows);
+    });
     prepare_attention();  // its plans say how much scratch memory they need
     device_reserve_scratch(scratch_of<floatX>(layout, B, T, options.muon));
 }
@@ -40,11 +44,6 @@ GPT2<floatX>::GPT2(const GPT2Config& config, Purpose purpose, int B, int T, Memo
 template <class floatX>
 std::string GPT2<floatX>::prepare_attention() const {
     return ops::prepare_attention<floatX>(B, T, local_heads(layout), config.HS(), purpose == Purpose::train);
-}
-
-template <class floatX>
-std::byte* GPT2<floatX>::packed_copy(Param p, int l) {
-    return packed.data ? packed.data + packed_offset<floatX>(layout, p, l, packed_layers, fp8) : nullptr;
 }
 
 template <class floatX>
@@ -94,7 +93,7 @@ void GPT2<floatX>::set_param(Param p, int l, const float* values) {
 
 template <class floatX>
 void GPT2<floatX>::pack_bucket(int bucket) {
-    if (!packed.data) return;
+    if (!packed_memory.data) return;
     const auto call = [&](auto pack, Param p, int l) {
         pack(packed_copy(p, l), w(p, l), layout.rows(p), layout.cols(p), stream);
     };

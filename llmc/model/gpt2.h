@@ -29,8 +29,8 @@ struct GPT2 {
     Comm* tensor_ranks = nullptr;  // the tensor-parallel ranks, of which this rank has layout.shard; null: none
 
     BucketBuffer<floatX> weights;           // shared by layers with shard_weights
-    int packed_layers;                      // layers whose FP8 matrices are in memory: all, or one with shard_weights
-    DeviceBuffer<std::byte> packed;         // the backend's copies of wte and, with FP8, of the layers' matrices
+    DeviceBuffer<std::byte> packed_memory;  // the memory that packed points into
+    PackedWeights packed;
     DeviceBuffer<std::byte> fp8_workspace;  // the operands of one matmul in FP8
     BucketBuffer<float> grads;              // gradients, with Purpose::train; shared by layers with shard_gradients
     DeviceBuffer<std::byte> memory;         // the memory that acts points into
@@ -95,7 +95,7 @@ struct GPT2 {
     void head(const int* targets, int N, bool backward, bool accumulate, float scale);
 
     void wait_for_weights(int bucket);
-    std::byte* packed_copy(Param p, int l);
+    std::byte* packed_copy(Param p, int l) { return packed[p][size_t(l) % packed[p].size()]; }
     float* input_amax(Param weight, int l);
     float* gradient_amax(Param weight, int l);
     const floatX* layer_input(int l) const;

@@ -87,33 +87,14 @@ Activations<floatX> place_activations(Arena& arena, const ParamLayout& layout, P
 }
 
 template <class floatX>
-static int64_t packed_matrix_bytes(const ParamLayout& layout, Param p, bool fp8) {
-    const int OC = layout.rows(p), IC = layout.cols(p);
-    if (p != wte && !fp8) return 0;
-    return round_up<int64_t>(p == wte ? ops::packed_bytes<floatX>(OC, IC) : ops::fp8_weight_bytes(OC, IC), 256);
-}
-
-template <class floatX>
-static int64_t packed_layer_bytes(const ParamLayout& layout, bool fp8) {
-    int64_t bytes = 0;
-    for (Param p : layer_matrices) bytes += packed_matrix_bytes<floatX>(layout, p, fp8);
-    return bytes;
-}
-
-template <class floatX>
-int64_t packed_total_bytes(const ParamLayout& layout, int layers, bool fp8) {
-    return packed_matrix_bytes<floatX>(layout, wte, fp8) + layers * packed_layer_bytes<floatX>(layout, fp8);
-}
-
-template <class floatX>
-int64_t packed_offset(const ParamLayout& layout, Param p, int l, int layers, bool fp8) {
-    if (p == wte) return 0;
-    int64_t offset = packed_total_bytes<floatX>(layout, l % layers, fp8);
-    for (Param before : layer_matrices) {
-        if (before == p) break;
-        offset += packed_matrix_bytes<floatX>(layout, before, fp8);
-    }
-    return offset;
+PackedWeights place_packed(Arena& arena, const ParamLayout& layout, const MemoryOptions& options) {
+    PackedWeights packed;
+    packed[wte] = {arena.take<std::byte>(ops::packed_bytes<floatX>(layout.rows(wte), layout.cols(wte)))};
+    const int layers = options.shard_weights ? 1 : layout.config.L;
+    for (int l = 0; options.fp8 && l < layers; l++)
+        for (Param p : layer_matrices)
+            packed[p].push_back(arena.take<std::byte>(ops::fp8_weight_bytes(layout.rows(p), layout.cols(p))));
+    return packed;
 }
 
 int gradient_slots(const GPT2Config& config, Purpose purpose, MemoryOptions options) {
@@ -123,10 +104,6 @@ int gradient_slots(const GPT2Config& config, Purpose purpose, MemoryOptions opti
 
 int weight_slots(const GPT2Config& config, MemoryOptions options) {
     return options.shard_weights ? std::min(2, config.L) : config.L;
-}
-
-int count_packed_layers(const GPT2Config& config, MemoryOptions options) {
-    return options.shard_weights ? 1 : config.L;
 }
 
 template <class floatX>
@@ -156,14 +133,15 @@ template <class floatX>
 std::vector<MemoryItem> model_memory(const GPT2Config& config, Purpose purpose, int B, int T, MemoryOptions options) {
     const ParamLayout layout(config, options.virtual_ranks, options.tensor);
     const int logit_rows = choose_logit_rows(B, T, options.logit_chunks);
-    Arena activations{nullptr};
+    Arena packed{nullptr}, activations{nullptr};
+    place_packed<floatX>(packed, layout, options);
     place_activations<floatX>(activations, layout, purpose, options, int64_t(B) * T, logit_rows);
     const int64_t logits = round_up<int64_t>(head_bytes<floatX>(layout, purpose, logit_rows), 256);
     const int64_t element = sizeof(floatX);
     const int64_t gradients = BucketBuffer<float>::elements(layout, gradient_slots(config, purpose, options));
     const int64_t weights = BucketBuffer<floatX>::elements(layout, weight_slots(config, options));
     return {{"weights", weights * element},
-            {"packed weights", packed_total_bytes<floatX>(layout, count_packed_layers(config, options), options.fp8)},
+            {"packed weights", packed.used},
             {"FP8 operands", fp8_workspace_bytes(layout, B * T, options.fp8)},
             {"gradients", gradients * int64_t(sizeof(float))},
             {"activations", activations.used - logits},
@@ -172,7 +150,6 @@ std::vector<MemoryItem> model_memory(const GPT2Config& config, Purpose purpose, 
 }
 
 INSTANTIATE(place_activations);
-INSTANTIATE(packed_total_bytes);
-INSTANTIATE(packed_offset);
+INSTANTIATE(place_packed);
 INSTANTIATE(scratch_of);
 INSTANTIATE(model_memory);

@@ -1,6 +1,7 @@
 // memory.h: the tensors of a model in device memory: their sizes, and where each lies. GPT2 allocates what these
 // functions count, and model_memory plans it.
 #pragma once
+#include <array>
 #include <vector>
 
 #include "base/device.h"
@@ -124,18 +125,16 @@ template <class floatX>
 Activations<floatX> place_activations(Arena& arena, const ParamLayout& layout, Purpose purpose, MemoryOptions options,
                                       int64_t N, int logit_rows);
 
-// The packed copies of wte and, with FP8, of `layers` layers, and where a matrix is among them.
+// The backend's copies of wte and, with FP8, of a matrix in each layer, or in the current one with shard_weights.
+using PackedWeights = std::array<std::vector<std::byte*>, NUM_PARAMS>;
 template <class floatX>
-int64_t packed_total_bytes(const ParamLayout& layout, int layers, bool fp8);
-template <class floatX>
-int64_t packed_offset(const ParamLayout& layout, Param p, int l, int layers, bool fp8);
+PackedWeights place_packed(Arena& arena, const ParamLayout& layout, const MemoryOptions& options);
 
 // Layers whose gradients have memory of their own. Backward writes gradients of two layers at a time: the bias
 // gradient of the layer below is computed with those of a layer.
 int gradient_slots(const GPT2Config& config, Purpose purpose, MemoryOptions options);
 // Layers whose weights have memory of their own. With shard_weights, one layer's arrive while the other one computes.
 int weight_slots(const GPT2Config& config, MemoryOptions options);
-int count_packed_layers(const GPT2Config& config, MemoryOptions options);
 
 template <class floatX>
 int64_t scratch_of(const ParamLayout& layout, int B, int T, bool muon);
