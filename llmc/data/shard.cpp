@@ -18,6 +18,19 @@ static constexpr int HEADER_BYTES = 1024;
 static constexpr int32_t MAGIC = 20240520;
 static constexpr int32_t MAX_VOCAB = 1 << 20;
 
+// XXH3 of the whole file if it has at most `places` x 64 KiB, else of `places` pieces of 64 KiB, spread evenly from the
+// first byte to the last. The hash tells apart shards of the same name and size, at a cost that does not grow with the
+// file.
+static uint64_t sampled_hash(const InputFile& file, int places) {
+    constexpr int64_t piece = 64 << 10;
+    const bool whole = file.size <= places * piece;
+    std::vector<unsigned char> bytes(size_t(whole ? file.size : places * piece));
+    if (whole) file.read_at(bytes.data(), 0, file.size);
+    for (int i = 0; !whole && i < places; i++)
+        file.read_at(bytes.data() + i * piece, i * (file.size - piece) / std::max(1, places - 1), piece);
+    return XXH3_64bits(bytes.data(), bytes.size());
+}
+
 Shard open_shard(const std::string& path, int places) {
     const InputFile file(path);
     int32_t header[HEADER_BYTES / 4] = {};
@@ -46,25 +59,11 @@ Shard open_shard(const std::string& path, int places) {
              "%s: its header promises %s tokens, so %s bytes; the file has %s; fetch or make it again (docs/data.md)",
              path.c_str(), with_commas(shard.tokens).c_str(), with_commas(promised).c_str(),
              with_commas(file.size).c_str());
-    shard.hash = sampled_hash(path, places);
+    shard.hash = sampled_hash(file, places);
     return shard;
 }
 
-uint64_t sampled_hash(const std::string& path, int places) {
-    constexpr int64_t piece = 64 << 10;
-    const InputFile file(path);
-    const bool whole = file.size <= places * piece;
-    std::vector<unsigned char> bytes(size_t(whole ? file.size : places * piece));
-    if (whole) file.read_at(bytes.data(), 0, file.size);
-    for (int i = 0; !whole && i < places; i++)
-        file.read_at(bytes.data() + i * piece, i * (file.size - piece) / std::max(1, places - 1), piece);
-    return XXH3_64bits(bytes.data(), bytes.size());
-}
-
 void read_tokens(const Shard& shard, int64_t begin, int64_t count, int vocab_size, int* out) {
-    ENSURE(begin >= 0 && count >= 0 && count <= shard.tokens - begin,
-           "%s: cannot read %s tokens from token %s on: it has %s", shard.path.c_str(), with_commas(count).c_str(),
-           with_commas(begin).c_str(), with_commas(shard.tokens).c_str());
     static thread_local std::vector<unsigned char> bytes;  // reused: a training run calls read_tokens for every window
     bytes.resize(size_t(count * shard.bytes_per_token));
 

@@ -13,7 +13,7 @@ struct Shard {
     std::string path;
     int64_t tokens;
     int bytes_per_token;  // 2 or 4
-    uint64_t hash;        // sampled_hash of the content
+    uint64_t hash;        // hash of pieces of the content
     int vocab_size = 0;   // size that a shard of version 2 states; 0: version 1
 };
 
@@ -21,10 +21,6 @@ struct Shard {
 // EXIT_NO_INPUT if the file is missing. Other errors are EXIT_BAD_DATA, and the message says the values and what to do.
 // `places` is the number of pieces of the file whose hash is kept.
 Shard open_shard(const std::string& path, int places = 4);
-// XXH3 of the whole file if it has at most `places` x 64 KiB, else of `places` pieces of 64 KiB, spread evenly from the
-// first byte to the last. The hash tells apart shards of the same name and size, at a cost that does not grow with the
-// file.
-uint64_t sampled_hash(const std::string& path, int places);
 // Reads tokens [begin, begin + count) of the shard. Refuses (EXIT_BAD_DATA) a token that is not below vocab_size, with
 // its place, and a file that has become shorter.
 void read_tokens(const Shard& shard, int64_t begin, int64_t count, int vocab_size, int* out);

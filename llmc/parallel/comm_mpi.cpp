@@ -396,7 +396,6 @@ struct MpiComm : Comm {
     }
 
     std::unique_ptr<Comm> split(int color) override {
-        INVARIANT(color >= 0, "a group of ranks has color %d", color);
         const auto part = std::make_shared<MpiGroup>(*thread);
         thread->run([&] {
             MPI_Comm made;

@@ -80,8 +80,6 @@ TEST_CASE("tensors read back, whole and in parts") {
 
     const Safetensors file = open_safetensors(dir / "x");
     CHECK(file.find("none") == nullptr);
-    CHECK(
-        contains(refusal([&] { file.read(got.data(), *file.find("scalar"), 0, 2); }), "elements 0 to 2 of 1 are read"));
     file.read(got.data(), *file.find("f"));
     CHECK(std::equal(got.begin(), got.end(), values.begin()));
     float part[3];

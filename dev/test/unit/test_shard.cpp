@@ -48,8 +48,6 @@ TEST_CASE("a shard of llm.c is read in parts, and the writer makes its bytes, un
     CHECK(open_shard(a).bytes_per_token == 2);
     CHECK(read_shard(a, 0, 1000, 1000) == counting(1000));
     CHECK(read_shard(a, 997, 3, 1000) == std::vector<int>{997, 998, 999});
-    CHECK_THROWS_AS(read_shard(a, 994, 7, 1000), Error);
-    CHECK_THROWS_AS(read_shard(a, -1, 2, 1000), Error);
     {
         ShardWriter unfinished(dir / "b.bin", 50257), complete(dir / "c.bin", 50257);
         unfinished.append(counting(10).data(), 10);
