@@ -1,5 +1,6 @@
 """mpi.py: what the tests of ranks share: other commands on each rank, refusals, and the end of all ranks."""
 
+import os
 import re
 import shlex
 import socket
@@ -16,6 +17,12 @@ def each_rank(*commands):
     """
     cases = " ".join(f"{rank}) exec {shlex.join(command)} ;;" for rank, command in enumerate(commands))
     return words(ranks(len(commands)).prefix) + ["sh", "-c", f"case $OMPI_COMM_WORLD_RANK in {cases} esac"]
+
+
+def by_hand(rank, n, folder, address="127.0.0.1"):
+    """Returns the variables of a rank that no launcher starts, in a run that is named by the folder of the test."""
+    return {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": n, "LOCAL_WORLD_SIZE": n, "MASTER_ADDR": address,
+            "MASTER_PORT": 20000 + os.getpid() % 600 * 20, "TORCHELASTIC_RUN_ID": folder}
 
 
 def ranks_refuse(text, *command, code=2):

@@ -47,11 +47,14 @@ def test_hosts_send_2_copies_of_the_gradients_per_further_host(n, each, options,
     group.wait_until_empty()
 
 
-def test_first_table_counts_the_machines(hosts, more_data):
-    by = hosts(2).ranks(2)
-    command = train_command(MODEL, "--quiet=0 --stop-after 1", out="", data=more_data, by=by, val=False)
-    out = run(command, env=by.env).out
-    assert "4 ranks by MPI on 2 machines" in out
+def test_first_table_counts_the_machines_and_a_divided_layer_on_two_is_a_warning(hosts, more_data):
+    group = hosts(2)
+    by = group.ranks(2)
+    warning = f"warning: --tensor-parallel 4: ranks on {group.names[0]} and {group.names[1]} exchange activations"
+    for n in (2, 4):
+        options = f"--quiet=0 --stop-after 1 --heads 4 --tensor-parallel {n} --deterministic-ranks 0"
+        result = run(train_command(MODEL, options, out="", data=more_data, by=by, val=False), env=by.env)
+        assert "4 ranks by MPI on 2 machines" in result.out and (warning in result.err) == (n == 4)
 
 
 @pytest.fixture

@@ -1,14 +1,12 @@
 """test_nccl.py: training on several GPUs by NCCL in the emulator, where each rank has its own GPU and a stand-in
 replaces the NCCL library: the bits of one GPU, the bytes that ranks send, and the end of all ranks if one is lost."""
 
-import os
 import re
 import signal
-import socket
 
 import pytest
 from harness import EMULATED, Launch, assert_same_run, close, emulated_gpus, ranks, train, train_command
-from mpi import damaged
+from mpi import HOST, by_hand, damaged
 
 pytestmark = pytest.mark.skipif(not EMULATED.exists(), reason="build/release/emulator/train_gpt2cu is not built")
 # The vocabulary needs no padding, so that ranks send exactly the bytes of the parameters. Each of two ranks has two
@@ -41,10 +39,9 @@ def start_ranks(start, data, tmp_path):
     """start_ranks(N, OPTIONS..., env=...) starts N ranks as torchrun does; returns their processes."""
 
     def begin(n, *options, out, env=()):
-        common = {"WORLD_SIZE": n, "LOCAL_WORLD_SIZE": n, "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": tmp_path,
-                  "MASTER_PORT": 20000 + os.getpid() % 600 * 20, "SIMT_DEVICES": n, "OMP_NUM_THREADS": 1}
         command = train_command(SMALL, *options, by=Launch(EMULATED), data=data, out=out)
-        return [start(command, env={**common, "RANK": rank, "LOCAL_RANK": rank, **dict(env)}) for rank in range(n)]
+        common = {"SIMT_DEVICES": n, "OMP_NUM_THREADS": 1, **dict(env)}
+        return [start(command, env={**by_hand(rank, n, tmp_path), **common}) for rank in range(n)]
 
     return begin
 
@@ -90,13 +87,6 @@ def test_ranks_by_torchrun_have_the_bits_of_one_gpu(trained, start_ranks, tmp_pa
     assert_same_run(trained(1, SAME), tmp_path / "run", 4)
 
 
-def test_steps_on_two_gpus_and_then_on_one_have_the_bits_of_one(trained, data, tmp_path):
-    out = tmp_path / "run"
-    train(SMALL, SAME, "--zero 1 --stop-after 2", by=emulated_gpus(2), data=data, out=out)
-    train(SMALL, SAME, "--resume", by=emulated_gpus(1), data=data, out=out)
-    assert_same_run(trained(1, SAME), out, 4)
-
-
 def test_three_gpus_have_nearly_the_loss_of_one_and_the_same_first_validation(trained):
     one, three, sharded = trained(1, THREE), trained(3, THREE), trained(3, f"{THREE} --zero 1")
     assert close(three.val_loss(), one.val_loss(), 1e-4)
@@ -127,7 +117,7 @@ def test_the_others_end_and_say_why_if_a_rank_is_killed(start_ranks, tmp_path, n
     processes[gone].signal(signal.SIGKILL)
     for rank in set(range(n)) - {gone}:
         assert processes[rank].wait() == code
-        assert re.search(f"^error: rank {rank} on {socket.gethostname()}: {text}", processes[rank].output, re.M)
+        assert re.search(f"^error: rank {rank} on {HOST}: {text}", processes[rank].output, re.M)
 
 
 # The rank that reads a token outside of the vocabulary ends with exit code 65, the other with the same or with 1.

@@ -6,7 +6,7 @@ import re
 import signal
 
 from harness import assert_same_run, emulated_gpus, preload, ranks, ranks_of, refused, train, train_command
-from mpi import HOST, wait_for_end_of
+from mpi import HOST, by_hand, wait_for_end_of
 
 TIMEOUT = 3
 ENDLESS = ("--micro-batch 1 --global-batch 48 --val-every 0 --steps 1000000 --checkpoint-every 1000000"
@@ -45,10 +45,8 @@ def test_a_stopped_rank_ends_the_run_which_continues_with_the_same_bits(train_in
 # Without a launcher each rank must end by itself.
 def test_a_stopped_gpu_rank_ends_the_other(train_in_background, data, tmp_path):
     options = f"{ENDLESS} --layers 1 --heads 1 --global-batch 0 --precision fp32 --autotune off"
-    env = {"SIMT_DEVICES": 2, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1",
-           "TORCHELASTIC_RUN_ID": tmp_path, "MASTER_PORT": 20000 + os.getpid() % 600 * 20}
     first, other = (train_in_background(options, out=tmp_path / "run", data=data, by=emulated_gpus(1),
-                                        env={**env, "RANK": rank, "LOCAL_RANK": rank}) for rank in (0, 1))
+                                        env={"SIMT_DEVICES": 2, **by_hand(rank, 2, tmp_path)}) for rank in (0, 1))
     first.wait_for_step(tmp_path / "run", 3)
     other.signal(signal.SIGSTOP)
     assert_hangs(first, [first.pid], 0)
