@@ -6,12 +6,6 @@
 #include "base/print.h"
 #include "base/random.h"
 
-static_assert(count_parameters({1024, 50257, 12, 12, 768}) == 124439808);
-static_assert(count_parameters({1024, 50257, 24, 16, 1024}) == 354823168);
-static_assert(count_parameters({1024, 50257, 36, 20, 1280}) == 774030080);
-static_assert(count_parameters({1024, 50257, 48, 25, 1600}) == 1557611200);
-static_assert(count_parameters({2048, 50257, 40, 40, 5120}) == 12853386240);
-
 GPT2Config config_by_name(const std::string& name) {
     struct Named {
         const char *name, *hf_name;

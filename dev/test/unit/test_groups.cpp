@@ -25,18 +25,6 @@ struct FakeWorld : Comm {
     }
 };
 
-TEST_CASE("a Comm of one rank splits into a Comm of one rank, and its sums change nothing") {
-    Comm world;
-    const std::unique_ptr<Comm> group = world.split(7);
-    CHECK((group->rank == 0 && group->world_size == 1 && group->shard_index == 0));
-    float x[2] = {1.0f, 2.0f};
-    bf16 y[2] = {bf16(1.0f), bf16(2.0f)};
-    group->wait(group->all_reduce(x, 2, nullptr), nullptr);
-    group->wait(group->reduce_scatter(y, 2, nullptr), nullptr);
-    CHECK((x[1] == 2.0f && float(y[1]) == 2.0f));
-    CHECK(group->bytes_sent == 0);
-}
-
 TEST_CASE("tensor-parallel ranks are neighbours: rank = dp_index * tp + tp_index; without them dp is the world") {
     for (int rank = 0; rank < 6; rank++) {
         FakeWorld world(rank, 6);

@@ -21,6 +21,8 @@ TEST_CASE("the named sizes have the numbers of parameters of GPT-2 and GPT-3") {
         int64_t parameters;
         int max_T, HS;
     } sizes[] = {{"d12", "gpt2", 124439808, 1024, 64},
+                 {"d24", "gpt2-medium", 354823168, 1024, 64},
+                 {"d36", "gpt2-large", 774030080, 1024, 64},
                  {"d48", "gpt2-xl", 1557611200, 1024, 64},
                  {"gpt3-125m", "gpt3-125m", 125226240, 2048, 64},
                  {"gpt3-760m", "gpt3-760m", 760300032, 2048, 96},
