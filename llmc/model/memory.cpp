@@ -11,14 +11,6 @@ struct ActivationSizes {
     int64_t residual;  // rows x channels
     int64_t heads;     // tokens x channels of this rank's heads
     int64_t lse;
-
-    ActivationSizes(const GPT2Config& config, const MemoryOptions& options, int64_t N) {
-        const int P = options.tensor.count;
-        rows = options.sequence_parallel ? ceil_div<int64_t>(N, P) : N;
-        residual = rows * config.C;
-        heads = N * config.C / P;
-        lse = N * config.NH / P;
-    }
 };
 }  // namespace
 
@@ -50,7 +42,9 @@ template <class floatX>
 Activations<floatX> place_activations(Arena& arena, const ParamLayout& layout, Purpose purpose, MemoryOptions options,
                                       int64_t N, int logit_rows) {
     const GPT2Config& config = layout.config;
-    const ActivationSizes size(config, options, N);
+    const int P = options.tensor.count;
+    const int64_t rows = options.sequence_parallel ? ceil_div<int64_t>(N, P) : N;
+    const ActivationSizes size = {rows, rows * config.C, N * config.C / P, N * config.NH / P};
     const Recompute recompute = options.recompute;
     const bool train = purpose == Purpose::train, keeps_all = train && recompute != Recompute::layer;
     const bool divided = layout.shard.count > 1;

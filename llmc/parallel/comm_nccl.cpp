@@ -99,8 +99,12 @@ struct NcclComm : Comm {
 
     // ---- Errors
 
-    // Waits until a non-blocking NCCL call has completed; aborts all communicators if it fails or does not complete.
-    void check(const char* call, ncclResult_t result) {
+    // Makes a call of NCCL, and waits until it has completed. Aborts all communicators if it fails or does not
+    // complete.
+    template <class Call>
+    void complete(const char* name, const Call& call) {
+        const std::lock_guard lock(in_nccl);
+        ncclResult_t result = call();
         const double start = seconds_now();
         double waited = 0.0;
         for (int tries = 0; result == ncclInProgress && waited < JOIN_SECONDS; waited = seconds_now() - start) {
@@ -109,16 +113,9 @@ struct NcclComm : Comm {
         }
         if (result == ncclSuccess) return;
         if (result == ncclInProgress)
-            abort_all(format("%s: %s after %.0f s: is a rank missing? NCCL_DEBUG=INFO says more", call,
+            abort_all(format("%s: %s after %.0f s: is a rank missing? NCCL_DEBUG=INFO says more", name,
                              ncclGetErrorString(result), JOIN_SECONDS));
-        abort_all(describe_error(result, call));
-    }
-
-    // Makes a call of NCCL, and waits until it has completed.
-    template <class Call>
-    void complete(const char* name, const Call& call) {
-        const std::lock_guard lock(in_nccl);
-        check(name, call());
+        abort_all(describe_error(result, name));
     }
 
     std::string describe_error(ncclResult_t result, const char* call) const {
