@@ -5,7 +5,7 @@ import re
 import shlex
 import socket
 
-from harness import MPI_ENVIRONMENT, PROGRAM, TINY, close, execute, ranks, run, runs, train, wait_until, words
+from harness import MPI_ENVIRONMENT, execute, ranks, runs, wait_until, words
 
 HOST = socket.gethostname()
 
@@ -51,12 +51,3 @@ def damaged(data, folder, kind, change=lambda token: 65535):
         content[1600:1602] = change(int.from_bytes(content[1600:1602], "little")).to_bytes(2, "little")
         (folder / shard.name).write_bytes(content)
     return folder / f"{kind}_*.bin"
-
-
-def assert_sends_planned_bytes(n, *options, data, tmp_path):
-    """Asserts that a step of n ranks sends the bytes that `plan` prints, in three digits."""
-    plan = run(PROGRAM, "plan", TINY, *options, "--ranks", n).out
-    number, unit = re.search(r"each rank sends ([\d.]+) ([KM])iB ", plan).groups()
-    trained = train(*options, "--steps 2", out=tmp_path / "run", data=data, val=False, by=ranks(n))
-    sent = trained.by_step("step", "comm_bytes")[1]
-    assert close(sent, float(number) * {"K": 1 << 10, "M": 1 << 20}[unit], 0.01), plan

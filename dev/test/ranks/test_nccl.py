@@ -1,6 +1,7 @@
 """test_nccl.py: training on several GPUs by NCCL in the emulator, where each rank has its own GPU and a stand-in
 replaces the NCCL library: the bits of one GPU, the bytes that ranks send, and the end of all ranks if one is lost."""
 
+import functools
 import re
 import signal
 
@@ -23,13 +24,10 @@ ENDLESS = f"{FP32} --steps 1000000 --checkpoint-every 1000000 --val-every 0 --gl
 @pytest.fixture(scope="module")
 def trained(data, tmp_path_factory):
     """trained(GPUS, OPTIONS) returns the run with these options, which is made once."""
-    made = {}
 
+    @functools.cache
     def run_of(gpus, options):
-        if (gpus, options) not in made:
-            made[gpus, options] = train(SMALL, options, by=emulated_gpus(gpus), data=data,
-                                        out=tmp_path_factory.mktemp("run") / "run")
-        return made[gpus, options]
+        return train(SMALL, options, by=emulated_gpus(gpus), data=data, out=tmp_path_factory.mktemp("run") / "run")
 
     return run_of
 

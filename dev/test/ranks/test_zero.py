@@ -1,9 +1,10 @@
-"""test_zero.py: --zero 3 on CPU ranks and on emulated GPUs: the bits and texts of --zero 2, the bytes that ranks send,
-and one checkpoint for all stages."""
+"""test_zero.py: --zero 3 on CPU ranks and on emulated GPUs: the bits and texts of --zero 2, and one checkpoint for all
+stages; the bytes that ranks send in any layout."""
+
+import re
 
 import pytest
-from harness import assert_same_run, emulated_gpus, ranks, train
-from mpi import assert_sends_planned_bytes
+from harness import PROGRAM, TINY, assert_same_run, close, emulated_gpus, ranks, run, train, words
 
 OPTIONS = ("--layers 4 --heads 2 --channels 64 --vocab-size 384 --seq-len 32 --micro-batch 1 --global-batch 256"
            " --steps 4 --checkpoint-every 4 --val-every 4 --sample-every 2 --sample-tokens 9 --deterministic-ranks 4")
@@ -40,10 +41,17 @@ def test_a_run_ends_with_an_update(data):
 @pytest.mark.parametrize("n, options", [
     (2, "--zero 0"), (3, "--zero 3 --global-batch 192"), (2, "--zero 2 --deterministic-ranks 4"),
     (4, "--zero 1 --grad-dtype bf16"), (4, "--zero 3 --grad-dtype bf16"), (4, "--zero 3 --optimizer muon"),
-    (2, "--zero 0 --optimizer muon")])
+    (2, "--zero 0 --optimizer muon"), (2, "--tensor-parallel 2 --recompute layer"),
+    (4, "--tensor-parallel 4 --precision fp32 --sequence-parallel"), (4, "--tensor-parallel 2 --zero 2"),
+    (4, "--tensor-parallel 2 --zero 3 --sequence-parallel"), (4, "--tensor-parallel 2 --zero 1 --optimizer muon")])
 def test_ranks_send_the_bytes_of_plan(n, options, data, tmp_path):
-    model = "--layers 5 --channels 64 --vocab-size 300 --seq-len 32 --micro-batch 1 --global-batch 256 --precision bf16"
-    assert_sends_planned_bytes(n, model, options, data=data, tmp_path=tmp_path)
+    options = words("--layers 5 --heads 4 --channels 64 --vocab-size 301 --seq-len 32 --micro-batch 1 --global-batch 256"
+                    " --precision bf16", options)
+    plan = run(PROGRAM, "plan", TINY, options, "--ranks", n).out
+    number, unit = re.search(r"each rank sends ([\d.]+) ([KM])iB ", plan).groups()  # three digits
+    trained = train(options, "--steps 2", out=tmp_path / "run", data=data, val=False, by=ranks(n))
+    sent = trained.by_step("step", "comm_bytes")[1]
+    assert close(sent, float(number) * {"K": 1 << 10, "M": 1 << 20}[unit], 0.01), plan
 
 
 GPU_OPTIONS = (OPTIONS + " --heads 1 --channels 32 --seq-len 16 --global-batch 64 --deterministic-ranks 2 --steps 2"
