@@ -126,9 +126,9 @@ void set_tokens(HFConfig& config, int eos, int bos, int pad) {
 
 // Dropouts are 0, as in this program's training, so that training elsewhere continues the same model.
 HFConfig new_hf_config(const GPT2Config& model) {
-    const char* text = R"({"n_inner": null, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-05,
-        "initializer_range": 0.02, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "use_cache": true,
-        "scale_attn_weights": true, "scale_attn_by_inverse_layer_idx": false, "reorder_and_upcast_attn": false})";
+    const char* text = R"({"activation_function": "gelu_new", "attn_pdrop": 0.0, "embd_pdrop": 0.0,
+        "initializer_range": 0.02, "layer_norm_epsilon": 1e-05, "n_inner": null, "reorder_and_upcast_attn": false,
+        "resid_pdrop": 0.0, "scale_attn_by_inverse_layer_idx": false, "scale_attn_weights": true, "use_cache": true})";
     HFConfig config = {model, {}, -1, -1, true, text, "{}"};
     set_tokens(config, model.V > 50256 ? 50256 : -1, -1, -1);
     return config;
