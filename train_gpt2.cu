@@ -132,7 +132,7 @@ static int train(const Run& run, Log& log, const Launch& launch) {
         log.note(
             "to end this run with a save send SIGUSR1 to mpirun, or start it with scripts/mpirun.sh: at Ctrl-C and "
             "SIGTERM mpirun itself kills the ranks, within 2 s (Open MPI 4) or 0.5 s (Open MPI 5)");
-    if (device_memory_is_host()) bind_threads();  // after the start of the thread that sends messages
+    if (device_memory_is_host()) bind_threads();  // after the start of the threads that read data and send messages
     try {
         train_loop(trainer, saver, o.stop_after > 0 ? std::min(o.steps, trainer.state.step + o.stop_after) : o.steps);
         return trainer.finish(saver.saved_step);

@@ -70,12 +70,8 @@ void bind_threads() {
     }
 }
 
-void unbind_thread() {
-    if (CPU_COUNT(&process_cores)) sched_setaffinity(0, sizeof process_cores, &process_cores);
-}
-
 void yield_to_training() {
-    unbind_thread();
+    if (CPU_COUNT(&process_cores)) sched_setaffinity(0, sizeof process_cores, &process_cores);
     setpriority(PRIO_PROCESS, id_t(gettid()), 10);
 }
 
@@ -89,7 +85,6 @@ __attribute__((constructor)) static void limit_heaps() {
 #else
 static int cores_of_process() { return omp_get_num_procs(); }
 void bind_threads() {}
-void unbind_thread() {}
 void yield_to_training() {}
 #endif
 

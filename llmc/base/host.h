@@ -50,8 +50,7 @@ std::string describe_threads(int ranks = 1);
 // (OMP_PROC_BIND and others) take precedence. Threads that the calling thread starts later are bound like it.
 void bind_threads();
 
-// Gives the calling thread, and those that it starts, all cores of the process.
-void unbind_thread();
-// The same, and a lower priority. The threads of training wait for each other, so one that shared its core evenly with
-// this thread would delay them all: at equal priority a save of 124M cost 8 s of training, now 2.
+// Gives the calling thread, and those that it starts, all cores of the process and a lower priority. The threads of
+// training wait for each other, so one that shared its core evenly with this thread would delay them all: at equal
+// priority a save of 124M cost 8 s of training, now 2.
 void yield_to_training();

@@ -1,7 +1,6 @@
 #include "base/trace.h"
 
 #include <atomic>
-#include <bit>
 #include <cerrno>
 #include <cmath>
 #include <cstdio>
@@ -41,22 +40,10 @@ void append(const std::string& text) {
     close_trace();
 }
 
-// The lowest number that no other thread has, so that threads that follow each other are in one row.
-struct ThreadNumber {
-    static inline std::atomic<uint64_t> taken = 0;  // a bit for each number
-    int number;
-
-    ThreadNumber() {
-        uint64_t before = taken;
-        do number = std::countr_one(before);
-        while (!taken.compare_exchange_weak(before, before | uint64_t(1) << number));
-    }
-    ~ThreadNumber() { taken &= ~(uint64_t(1) << number); }
-};
-
 int own_thread() {
-    thread_local const ThreadNumber own;
-    return 1 + own.number;
+    static std::atomic<int> threads = 0;
+    thread_local const int number = ++threads;
+    return number;
 }
 
 // Whole microseconds: viewers cut the fractions of begin and duration separately, and events would overlap.

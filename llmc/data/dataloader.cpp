@@ -4,11 +4,8 @@
 
 #include <algorithm>
 #include <cassert>
-#include <chrono>
-#include <thread>
 
 #include "base/common.h"
-#include "base/host.h"
 #include "base/random.h"
 #include "base/print.h"
 
@@ -103,12 +100,12 @@ DataLoader::DataLoader(const DataLoaderConfig& config_, Corpus corpus_) : config
     }
 
     device = DeviceBuffer<int>(2 * int64_t(config.B) * config.T, "the batch");
-    for (Slot& slot : slots) slot = {static_cast<int*>(host_allocate(device.bytes())), create_event()};
-    read_ahead();
+    for (Slot& slot : slots) slot = {static_cast<int*>(host_allocate(device.bytes())), create_event(), 0};
+    start();
 }
 
 DataLoader::~DataLoader() {
-    reading.wait();
+    stop();
     for (Slot& slot : slots) {
         wait_ignoring_errors(slot.copied);
         destroy_event(slot.copied);
@@ -116,14 +113,29 @@ DataLoader::~DataLoader() {
     }
 }
 
+void DataLoader::start() {
+    filled = used = taken = 0;
+    origin = position;
+    stopping = false;
+    error = nullptr;
+    thread = std::thread([this] { read_ahead(); });
+}
+
+void DataLoader::stop() {
+    {
+        const std::lock_guard lock(mutex);
+        stopping = true;
+    }
+    changed.notify_all();
+    thread.join();
+}
+
 void DataLoader::seek(int64_t to) {
     INVARIANT(to >= 0, "data position %lld is negative", static_cast<long long>(to));
-    reading.wait();
+    stop();
     for (Slot& slot : slots) wait_for_event(slot.copied);
-    position = origin = to;
-    taken = 0;
-    error = false;
-    read_ahead();
+    position = to;
+    start();
 }
 
 // Reads micro-batch `batch`, counted from origin. Returns the number of targets that are not ignored.
@@ -152,22 +164,33 @@ int64_t DataLoader::read_batch(int64_t batch, int* tokens, int* targets) const {
     return valid;
 }
 
-// Reads micro-batch `taken` into its slot, whose copy to the device has ended, in a thread. If this process may not
-// have another thread (ulimit -u), next() reads it.
+// The reading thread: fills slots until stop() or an error, which next() then throws.
 void DataLoader::read_ahead() {
-    const auto read = [this, batch = taken, host = slots[taken % 2].host, caller = std::this_thread::get_id()] {
-        if (std::this_thread::get_id() != caller) unbind_thread();
-        const ProfileRange range("read batch", batch);
-        try {
-            return read_batch(batch, host, host + device.size / 2);
-        } catch (const Error& e) {
-            error = true;
-            throw Error(e.exit_code, format("%s; mend or replace this file, or leave it out of %s, before a new start "
-                                            "or a --resume, which would read it again",
-                                            e.what(), config.option));
+    for (int64_t batch = 0;; batch++) {
+        {
+            std::unique_lock lock(mutex);
+            changed.wait(lock, [&] { return stopping || batch < used + 2; });
+            if (stopping) return;
         }
-    };
-    reading = std::async(std::launch::async | std::launch::deferred, read).share();
+        Slot& slot = slots[batch % 2];
+        std::exception_ptr caught;
+        try {
+            const ProfileRange range("read batch", batch);
+            slot.valid_tokens = read_batch(batch, slot.host, slot.host + device.size / 2);
+        } catch (const Error& e) {
+            caught = std::make_exception_ptr(Error(
+                e.exit_code, format("%s; mend or replace this file, or leave it out of %s, before a new start or a "
+                                    "--resume, which would read it again",
+                                    e.what(), config.option)));
+        } catch (...) {
+            caught = std::current_exception();
+        }
+        const std::lock_guard lock(mutex);
+        error = caught;
+        filled += !caught;
+        changed.notify_all();
+        if (caught) return;
+    }
 }
 
 // One device buffer is enough: the stream runs a copy into it after all work that reads the previous batch. next()
@@ -175,19 +198,24 @@ void DataLoader::read_ahead() {
 // out of work.
 Batch DataLoader::next() {
     if (taken > 0) wait_for_event(slots[(taken - 1) % 2].copied);
-    if (reading.wait_for(std::chrono::seconds(0)) != std::future_status::ready) {
-        const ProfileRange range("wait for data");
-        const double start = seconds_now();
-        reading.wait();
-        wait_seconds += seconds_now() - start;
+    {
+        std::unique_lock lock(mutex);
+        used = taken;
+        changed.notify_all();
+        const auto there = [&] { return filled > taken || error; };
+        if (!there()) {
+            const ProfileRange range("wait for data");
+            const double start = seconds_now();
+            changed.wait(lock, there);
+            wait_seconds += seconds_now() - start;
+        }
+        if (filled <= taken) std::rethrow_exception(error);
     }
-    const int64_t valid_tokens = reading.get();
-    const Slot& slot = slots[taken % 2];
+    Slot& slot = slots[taken % 2];
     copy_to_device(device.data, slot.host, device.bytes(), config.stream);
     record_event(slot.copied, config.stream);
     const int64_t batches_per_step = config.windows_per_step / config.world_size / config.B;
     taken++;
     position = origin + taken / batches_per_step * config.windows_per_step;
-    read_ahead();
-    return {device.data, device.data + device.size / 2, config.B, config.T, valid_tokens};
+    return {device.data, device.data + device.size / 2, config.B, config.T, slot.valid_tokens};
 }

@@ -1,14 +1,16 @@
-// dataloader.h: turns token shards into batches in device memory. A thread reads the next batch.
+// dataloader.h: turns token shards into batches in device memory. A thread reads one batch ahead.
 //
 // A window is T+1 consecutive tokens of a shard: T inputs and, shifted by one, T targets. A shard of n tokens has
 // (n-1)/T windows. Window w starts at token w*T, so every token but a shard's last few is a target once per epoch.
 // Windows are numbered over the sorted shards. A run visits them in the order of window_at, which does not depend on
 // the number of ranks, the batch size or restarts.
 #pragma once
-#include <atomic>
+#include <condition_variable>
 #include <cstdint>
-#include <future>
+#include <exception>
+#include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/device.h"
@@ -66,8 +68,8 @@ struct DataLoader {
     ~DataLoader();
     DataLoader(const DataLoader&) = delete;
 
-    // Returns the next micro-batch of this rank, valid until the next call. Throws the error of reading it: a file
-    // is missing or became shorter, or a token is outside of the vocabulary.
+    // Returns the next micro-batch of this rank, valid until the next call. Throws the error of the reading thread: a
+    // file is missing or became shorter, or a token is outside of the vocabulary.
     Batch next();
     // Continues at this position: the position of an earlier loader of any batch size, or 0 for the start.
     void seek(int64_t position);
@@ -77,19 +79,28 @@ struct DataLoader {
     int64_t num_batches = 0;    // batches of a pass in order, per rank
     int64_t num_windows = 0;    // windows of a pass in order over all ranks, or of an epoch
     int64_t position = 0;       // position of the first window of the next step; all the state that a restart needs
-    double wait_seconds = 0.0;  // total time that next() waited for a batch to be read
+    double wait_seconds = 0.0;  // total time that next() waited for the reading thread
 
+    // Shared by next() and the reading thread.
     struct Slot {
         int* host;     // (2, B, T): tokens, targets
         Event copied;  // completes when the slot has been copied to the device
+        int64_t valid_tokens;
     };
     Slot slots[2];
-    DeviceBuffer<int> device;             // (2, B, T)
-    std::shared_future<int64_t> reading;  // of the next batch: how many of its targets are not ignored
-    std::atomic<bool> error = false;      // whether a batch could not be read
-    int64_t taken = 0;                    // batches that next() returned since seek()
-    int64_t origin = 0;                   // position at seek()
+    DeviceBuffer<int> device;  // (2, B, T)
+    std::thread thread;
+    std::mutex mutex;  // guards filled, used, stopping and error
+    std::condition_variable changed;
+    int64_t filled = 0;  // batches read since seek()
+    int64_t used = 0;    // batches whose slots may be overwritten
+    bool stopping = false;
+    std::exception_ptr error;
 
+    void start();
+    void stop();
     void read_ahead();
     int64_t read_batch(int64_t batch, int* tokens, int* targets) const;
+    int64_t taken = 0;   // batches that next() returned since seek()
+    int64_t origin = 0;  // position at seek()
 };
