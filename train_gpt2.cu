@@ -181,8 +181,8 @@ static int run_command(const Options& o, const Launch& launch, std::unique_ptr<C
     if (const auto convert = file_command(o.command)) return convert(o, launch);
     const bool plans = o.command == Command::plan;
     if (plans && launch.rank > 0) return 0;  // rank 0 plans for all
-    if (launch.rank == 0 && !o.quiet && !o.taken.empty())
-        printf("options from %s/run.toml:%s\n", message_text(o.output).c_str(), message_text(o.taken).c_str());
+    for (const std::string& line : o.taken)
+        if (launch.rank == 0 && !o.quiet) printf("%s\n", message_text(line).c_str());
     start_device(o, launch);
     const auto watchdog = std::make_shared<Watchdog>(plans ? 0.0 : o.timeout, launch.rank, launch.world_size);
     comm = make_comm(plans ? Launch() : launch, watchdog);

@@ -21,11 +21,14 @@ $(BUILD)/llmc/base/version.o: CXXFLAGS += $(BUILT_FROM)
 build/fuzz/llmc/base/version.o: FUZZFLAGS += $(BUILT_FROM)
 $(BUILD)/llmc/base/version.o build/fuzz/llmc/base/version.o: $(BUILD)/commit
 
-# The curves of data/curves, each as a text of C++, for train/log.cpp: the program has them in any folder.
-CURVES := $(sort $(wildcard data/curves/*.jsonl))
-$(BUILD)/curves/curves.inc: $(CURVES) mk/version.mk
+# The curves of data/curves and the recipes, each with its name as texts of C++: the program has them in any folder.
+$(BUILD)/texts/curves.inc: $(sort $(wildcard data/curves/*.jsonl))
+$(BUILD)/texts/recipes.inc: $(sort $(wildcard recipes/*.toml))
+$(BUILD)/texts/%.inc: mk/version.mk
 	@mkdir -p $(@D)
-	$(Q)for curve in $(CURVES); do printf 'R"curve('; cat $$curve; echo ')curve",'; done >$@
-$(BUILD)/llmc/train/log.o build/fuzz/llmc/train/log.o: $(BUILD)/curves/curves.inc
-$(BUILD)/llmc/train/log.o: CXXFLAGS += -I$(BUILD)/curves
-build/fuzz/llmc/train/log.o: FUZZFLAGS += -I$(BUILD)/curves
+	$(Q)for file in $(filter-out mk/%,$^); do name=$${file##*/}; \
+	    printf '{"%s", R"text(' $${name%.*}; cat $$file; echo ')text"},'; done >$@
+$(BUILD)/llmc/train/log.o build/fuzz/llmc/train/log.o: $(BUILD)/texts/curves.inc
+$(BUILD)/llmc/train/options.o build/fuzz/llmc/train/options.o: $(BUILD)/texts/recipes.inc
+$(BUILD)/llmc/train/log.o $(BUILD)/llmc/train/options.o: CXXFLAGS += -I$(BUILD)/texts
+build/fuzz/llmc/train/log.o build/fuzz/llmc/train/options.o: FUZZFLAGS += -I$(BUILD)/texts

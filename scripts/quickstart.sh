@@ -116,9 +116,8 @@ choose_run() {
     fi
     choose_steps
     options=(--train-data "$data/train_*.bin" --val-data "$data/val_*.bin" "${shape[@]}" "${batch[@]}"
-             --steps "$steps" --beta2 0.995 --warmup $((steps / 10 + 1)) --schedule wsd --cooldown 0.5
-             --final-lr-fraction 0 --val-every $(((steps + 9) / 10)) --val-tokens 81920
-             --sample-every $(((steps + 3) / 4)) --checkpoint-every $(((steps + 3) / 4)) --keep 1)
+             --recipe fast --steps "$steps" --warmup $((steps / 10 + 1)) --val-every $(((steps + 9) / 10))
+             --val-tokens 81920 --sample-every $(((steps + 3) / 4)) --checkpoint-every $(((steps + 3) / 4)) --keep 1)
     mkdir -p "$run"
     { cksum <"$data/made_of" && printf '%s\n' "${options[@]}"; } >"$run/quickstart"
 }

@@ -343,7 +343,7 @@ bool Log::finish() {
 // ---- the curve of another run
 
 // Compiled in, so that an installed program has them in any folder.
-static constexpr const char* curves[] = {
+static constexpr std::pair<const char*, const char*> curves[] = {
 #include <curves.inc>  // the files of data/curves, by mk/version.mk
 };
 
@@ -388,9 +388,10 @@ Reference find_reference(const std::string& option, const std::string& run) try 
     if (option == "none") return {};
     const std::string path = option + (is_directory(option) ? "/log.jsonl" : "");
     if (!option.empty()) return read_curve(read_file(path, LARGEST_LOG), path);
-    for (const std::string text : curves) {
-        const Json head = parse_json_object(text.substr(0, text.find('\n')), "data/curves");
-        if (has_all(parse_json(run, "the run"), head.at("match"))) return read_curve(text, "data/curves");
+    for (const auto& [name, curve] : curves) {
+        const std::string text = curve;
+        const Json head = parse_json_object(text.substr(0, text.find('\n')), name);
+        if (has_all(parse_json(run, "the run"), head.at("match"))) return read_curve(text, name);
     }
     return {};
 } catch (const JsonError& error) {

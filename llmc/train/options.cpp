@@ -230,7 +230,10 @@ static std::string resolve_path(const std::string& path, const std::string& dire
 void Parser::read_text(const std::string& path, const std::string& text, bool saved) {
     in_file = true;
     const bool shape_is_set = has_shape();
-    std::string directory;
+    const Declared* schedule = find("--schedule");
+    // The file's cooldown belongs to its own schedule.
+    const bool leaves_cooldown = schedule && schedule->is_set() && o.schedule != Decay::wsd;
+    std::string directory, taken;
     std::set<std::string> names;
     auto items = parse_toml(text, path);
     for (auto& [name, value] : items)  // saved by version 0.3.0
@@ -249,23 +252,25 @@ void Parser::read_text(const std::string& path, const std::string& text, bool sa
         if (!d) fail(EXIT_BAD_DATA, "%s: %s", path.c_str(), unknown("--" + name).c_str());
         if (saved) o.saved[name] = d->json().type == Json::string ? toml_quoted(value) : value;
         if (d->is_set() || (saved && d->kind & ONE_START) || (shape_is_set && d->kind & SHAPE)) continue;
+        if (name == "cooldown" && leaves_cooldown) continue;
         const bool is_path = d->kind & PATH && !std::ranges::count(words_of(d->option->get_option_text()), value);
         const std::string here = is_path ? resolve_path(value, directory, d->kind & PATTERN & ~PATH) : value;
-        if (saved && here != d->option->get_default_str()) o.taken += " --" + name + " " + shell_word(here);
         try {
             d->option->add_result(here)->run_callback();
         } catch (const Error& error) {
             fail(EXIT_BAD_DATA, "%s (from %s; --%s on the command line comes first)", error.what(), path.c_str(),
                  name.c_str());
         }
+        if (d->value() != d->option->get_default_str()) taken += " --" + name + " " + shell_word(d->value());
     }
+    if (!taken.empty()) o.taken.push_back("options from " + path + ":" + taken);
 }
 
 void Parser::read_saved() {
     const std::string here = o.output == "." ? current_directory() : o.output;
     const std::string run = parent_directory(here), name = here.substr(here.rfind('/') + 1);
     if (name.starts_with("step_") && path_exists(run + "/run.toml")) {
-        o.taken = " (" + here + " is a checkpoint of this run, which continues from its newest one)";
+        o.taken.push_back(here + " is a checkpoint of a run, which continues from its newest one");
         o.output = run;
     }
     const std::string path = o.output + "/run.toml";
@@ -274,6 +279,23 @@ void Parser::read_saved() {
            "--train-data is missing, and %s, from which --resume takes options, does not exist: give the --output of a "
            "run, or all options",
            path.c_str());
+}
+
+// ---- recipes
+
+// Compiled in, so that an installed program has them in any folder.
+static constexpr std::pair<const char*, const char*> recipes[] = {
+#include <recipes.inc>  // the files of recipes/, by mk/version.mk
+};
+
+static std::string recipe_text(const std::string& name) {
+    std::string known;
+    for (const auto& [own_name, text] : recipes) {
+        if (name == own_name) return text;
+        known += (known.empty() ? "" : "|") + std::string(own_name);
+    }
+    fail(EXIT_USAGE, "--recipe %s is not known; give %s, or a file with --config", shell_word(name).c_str(),
+         known.c_str());
 }
 
 // ---- the command line
@@ -363,6 +385,7 @@ Options parse_options(int argc, const char* const* argv) {
     ENSURE(!o.resume || !o.output.empty(), "--resume needs the --output that holds the checkpoints");
     const bool has_shape = parser.has_shape();
     if (o.resume) parser.read_saved();
+    if (!o.recipe.empty()) parser.read_text("recipe " + o.recipe, recipe_text(o.recipe), false);
     const bool has_file = !o.prompt_file.empty() && o.prompt_file != "-" && o.prompt_file != "/dev/stdin";
     o.reads_stdin = o.command == Command::generate && !has_file && !parser.find("--prompt")->is_set();
     check_options(o);

@@ -28,8 +28,8 @@ struct Options {
     Command command = Command::train;
     std::string command_line;  // quoted for a shell
     std::string answer;
-    std::string taken;                         // options that --resume takes from run.toml: " --lr 0.001 --seed 7"
-    std::map<std::string, std::string> saved;  // name and TOML value of each option in that run.toml
+    std::vector<std::string> taken;            // what files set, for the user: "options from x/run.toml: --lr 0.001"
+    std::map<std::string, std::string> saved;  // name and TOML value of each option in the run.toml of --resume
     std::vector<std::string> inputs;           // files to tokenize; of export the model and the new file
 
     bool default_model = false;         // no shape was given: --resume uses the checkpoint's shape
@@ -43,9 +43,9 @@ struct Options {
 #include "train/options.inc"
 };
 
-// Reads the command line, then --config FILE, then, with --resume, OUTPUT/run.toml; the first that has an option sets
-// it. Refuses invalid options with EXIT_USAGE, and a file's invalid values with EXIT_BAD_DATA. The error names a
-// replacement for options of older versions and of nanoGPT, and the nearest option for unknown ones.
+// Reads the command line, then --config FILE, then, with --resume, OUTPUT/run.toml, then --recipe; the first that has
+// an option sets it. Refuses invalid options with EXIT_USAGE, and a file's invalid values with EXIT_BAD_DATA. The error
+// names a replacement for options of older versions and of nanoGPT, and the nearest option for unknown ones.
 Options parse_options(int argc, const char* const* argv);
 
 // Parts of it. check_options refuses contradictions, and sets options that follow from others.

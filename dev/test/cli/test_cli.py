@@ -35,7 +35,7 @@ def test_resume_takes_the_run_of_a_checkpoint(tmp_path, data):
     out = train("--steps 4 --stop-after 2", out=tmp_path / "run", data=data)
     for slash in ("", "/", "//", "/."):
         said = run(PROGRAM, "--resume --quiet=0 --output", f"{out}/step_000002{slash}").out
-        assert f"({out}/step_000002 is a checkpoint of this run, which continues from its newest one)" in said
+        assert f"{out}/step_000002 is a checkpoint of a run, which continues from its newest one" in said
     run(PROGRAM, "--resume --steps 5 --output .", cwd=out / "step_000004")
     assert out.latest() == "step_000005"
 

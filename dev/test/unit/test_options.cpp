@@ -51,6 +51,7 @@ TEST_CASE("the first argument is the command, train by default, and the defaults
     CHECK((o.micro_batch == 4 && o.lr == 6e-4 && o.weight_decay == 0.1 && o.beta1 == 0.9 && o.beta2 == 0.95));
     CHECK((o.eps == 1e-8 && o.grad_clip == 1.0 && o.schedule == Decay::cosine && o.on_nan == OnNan::halt &&
            o.output == "out"));
+    CHECK(run_toml(train({"--recipe", "gpt2"})) == run_toml(o));
     CHECK(o.global_batch == 524288);  // the default of named sizes only; others have one micro-batch
     CHECK(train({"--layers", "2", "--heads", "2", "--channels", "64"}).global_batch == 0);
     CHECK(train({"--init", "d"}).global_batch == 0);
@@ -330,7 +331,8 @@ TEST_CASE("every option comes back through run.toml, but not those of one start"
     CHECK(run_toml(back) == run_toml(o));
     const char* const of_0_3_0 = "train-data = 'x'\ncudnn = \"off\"\n";
     CHECK(with_run_toml(of_0_3_0).attention == AttentionBackend::mma);
-    const std::set<std::string> of_one_start = {"resume", "config", "stop-after", "ranks", "trace", "quiet", "output"};
+    const std::set<std::string> of_one_start = {"resume", "config", "recipe", "stop-after",
+                                                "ranks",  "trace",  "quiet",  "output"};
     const nlohmann::json options = settings(o);
     for (const auto& option : options.items()) {
         const std::string name = option.key();
@@ -364,6 +366,23 @@ TEST_CASE("the command line comes before --config, and --config before run.toml"
     }
     CHECK(resumed(out, {"--model", "d24"}).model == "d24");
     CHECK(resumed(out, {"--layers", "1", "--heads", "1", "--channels", "16"}).model == "");
+}
+
+TEST_CASE("a recipe sets what neither the command line nor --config has, and nothing of a run that is resumed") {
+    const std::vector<std::string> printed = {
+        "options from recipe fast: --optimizer muon --lr 0.002 --schedule wsd --cooldown 0.5 --final-lr-fraction 0 "
+        "--beta2 0.995"};
+    const Options fast = train({"--recipe", "fast"});
+    CHECK((fast.optimizer == UpdateRule::muon && fast.lr == 2e-3 && fast.schedule == Decay::wsd));
+    CHECK((fast.cooldown == 0.5 && fast.final_lr_fraction == 0.0 && fast.beta2 == 0.995 && fast.taken == printed));
+    const TemporaryDirectory out;
+    write_bytes(out / "more.toml", "beta2 = 0.9\nrecipe = 'fast'\n");
+    const Options o = train({"--config", (out / "more.toml").c_str(), "--lr", "0.3", "--schedule", "linear"});
+    CHECK((o.beta2 == 0.9 && o.lr == 0.3 && o.schedule == Decay::linear && o.optimizer == UpdateRule::muon));
+    CHECK(o.taken.at(1) == "options from recipe fast: --optimizer muon --final-lr-fraction 0");
+    CHECK(run_toml(with_run_toml(run_toml(o), {"--recipe", "gpt2"})) == run_toml(o));
+    CHECK(refusal({"--train-data", "x", "--recipe", "quick"}) ==
+          "2 --recipe quick is not known; give fast|gpt2, or a file with --config");
 }
 
 TEST_CASE("an invalid file is refused, and the message names it") {
