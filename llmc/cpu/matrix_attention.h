@@ -35,16 +35,16 @@ struct ForwardScratch {
     bf16 *q, *k, *v;
     float *score, *sums;
     bf16* p;
+    int64_t bytes;
 
-    // Sets the pointers, for memory at base (null: to nothing), and returns its size in bytes.
-    int64_t lay_out(void* base, int T, int HS) {
+    ForwardScratch(void* base, int T, int HS) {
         const int64_t blocks = panels_of(T), keys = std::min<int64_t>(blocks, FORWARD_KEYS);
         Arena arena{base};
         for (bf16** operand : {&q, &k, &v}) *operand = arena.take<bf16>(blocks * PANEL * HS);
         score = arena.take<float>(keys * BLOCK);
         p = arena.take<bf16>(keys * BLOCK);
         sums = arena.take<float>(PANEL * HS);
-        return round_up<int64_t>(arena.bytes, 4096);
+        bytes = round_up<int64_t>(arena.bytes, 4096);
     }
 };
 
@@ -57,8 +57,9 @@ struct HeadScratch {
     bf16 *p_t, *ds_t;          // P^T and dS^T of a chunk, A operands; inner dimension: queries
     bf16* ds_b;                // dS^T of one block of queries, B operand; inner dimension: keys
     float *dq_t, *dk_sums, *dv_sums, *s, *dp;
+    int64_t bytes;
 
-    int64_t lay_out(void* base, int T, int HS) {
+    HeadScratch(void* base, int T, int HS) {
         const int64_t size = int64_t(panels_of(T)) * PANEL * HS;
         Arena arena{base};
         for (bf16** operand : {&k_a, &v_a, &q_b, &dout_b, &k_t, &q_cols, &dout_cols}) *operand = arena.take<bf16>(size);
@@ -67,63 +68,32 @@ struct HeadScratch {
         dq_t = arena.take<float>(size);
         for (float** sums : {&dk_sums, &dv_sums}) *sums = arena.take<float>(int64_t(CHUNK) * PANEL * HS);
         for (float** block : {&s, &dp}) *block = arena.take<float>(BLOCK);
-        return round_up<int64_t>(arena.bytes, 4096);
+        bytes = round_up<int64_t>(arena.bytes, 4096);
     }
 };
 
-// Packs a head. With inner_tokens false, the micro-panels are 32 tokens each and the inner dimension is the channels:
-// pack is pack_rows_as_a or pack_rows_as_b. With inner_tokens true, the micro-panels are 32 channels each and the inner
-// dimension is the tokens: pack is pack_columns_as_a or pack_columns_as_b.
-template <class Pack>
-void pack_head(bf16* packed, const Head& head, bool inner_tokens, const Pack& pack) {
+// Packs a head by one of the four pack functions. Its rows are tokens and its columns are channels.
+template <auto PACK>
+void pack_head(bf16* packed, const Head& head) {
     const int blocks = panels_of(head.T), channels = head.HS / PANEL;
     for (int i = 0; i < blocks; i++)
         for (int c = 0; c < channels; c++) {
             __m512i x[32];
             load_block(x, head.data + int64_t(i) * PANEL * head.ld + c * PANEL, head.ld, head.T - i * PANEL, PANEL);
-            pack(packed + int64_t(inner_tokens ? c * blocks + i : i * channels + c) * TILE_PAIR, x);
+            PACK(pair_of<PACK>(packed, i, c, blocks, channels), x);
         }
 }
 
-void pack_as_a(bf16* packed, const Head& head) {
-    pack_head(packed, head, false, [](bf16* pair, const __m512i(&x)[32]) { pack_rows_as_a(pair, x); });
-}
-void pack_as_b(bf16* packed, const Head& head) {
-    pack_head(packed, head, false, [](bf16* pair, const __m512i(&x)[32]) { pack_rows_as_b(pair, x); });
-}
-void pack_as_a_inner_tokens(bf16* packed, const Head& head) {
-    pack_head(packed, head, true, [](bf16* pair, const __m512i(&x)[32]) { pack_columns_as_a(pair, x); });
-}
-void pack_as_b_inner_tokens(bf16* packed, const Head& head) {
-    pack_head(packed, head, true, [](bf16* pair, const __m512i(&x)[32]) { pack_columns_as_b(pair, x); });
-}
-
-// The keys that query r of a block may attend to, among the first and the last 16 of 32 keys. diagonal: the block is on
-// the diagonal; otherwise the query sees all keys.
-struct CausalMask {
-    __mmask16 first, last;
-    CausalMask(bool diagonal, int r)
-        : first(diagonal ? lane_mask16(r + 1) : 0xffff), last(diagonal ? lane_mask16(r + 1 - 16) : 0xffff) {}
-};
+// The keys of 32 that query r of a block may attend to. diagonal: the block is on the diagonal; otherwise it is all.
+INLINE __mmask32 visible_keys(bool diagonal, int r) { return diagonal ? lane_mask32(r + 1) : ~0u; }
 
 // Stores 32 rows of a head, from row block * 32 on: sums (HS / 32 blocks of 32 x 32) times factor[row], or 1 if it is
-// null. STREAM: with non-temporal stores.
-template <bool STREAM>
-void store_rows(const Head& head, int block, const float* sums, const float* factor) {
-    for (int c = 0; c < head.HS / PANEL; c++)
-        for (int r = 0; r < std::min(PANEL, head.T - block * PANEL); r++) {
-            const __m512 f = broadcast(factor ? factor[r] : 1.0f);
-            const float* x = sums + c * BLOCK + r * PANEL;
-            store_row<STREAM>(head.data + int64_t(block * PANEL + r) * head.ld + c * PANEL,
-                              _mm512_mul_ps(f, _mm512_load_ps(x)), _mm512_mul_ps(f, _mm512_load_ps(x + 16)), ~0u);
-        }
-}
-
+// null.
 void store_block(const Head& head, int block, const float* sums, const float* factor = nullptr) {
-    if (can_stream(head.data, head.ld, 0))
-        store_rows<true>(head, block, sums, factor);
-    else
-        store_rows<false>(head, block, sums, factor);
+    for (int c = 0; c < head.HS / PANEL; c++)
+        for (int r = 0; r < std::min(PANEL, head.T - block * PANEL); r++)
+            store_row(head.data + int64_t(block * PANEL + r) * head.ld + c * PANEL,
+                      broadcast_row(factor ? factor[r] : 1.0f) * load_row(sums + c * BLOCK + r * PANEL), ~0u);
 }
 
 // Returns scale * score - offset for 16 scores. The offset (row_max or lse) is a rounded product, so this product is
@@ -153,10 +123,11 @@ void compute_scores(float* out, Softmax& softmax, const bf16* q, const bf16* k, 
         float* s = out + (j - j0) * BLOCK;
         microkernel(s, q + int64_t(i) * channels * TILE_PAIR, k + int64_t(j) * channels * TILE_PAIR, channels, false);
         for (int r = 0; r < PANEL; r++) {
-            const CausalMask mask(i == j, r);
+            const __mmask32 mask = visible_keys(i == j, r);
+            const Row score = load_row(s + r * PANEL);
             __m512 x = _mm512_load_ps(block_max[r]);
-            x = _mm512_mask_max_ps(x, mask.first, x, _mm512_load_ps(s + r * PANEL));
-            x = _mm512_mask_max_ps(x, mask.last, x, _mm512_load_ps(s + r * PANEL + 16));
+            x = _mm512_mask_max_ps(x, __mmask16(mask), x, score.first);
+            x = _mm512_mask_max_ps(x, __mmask16(mask >> 16), x, score.second);
             _mm512_store_ps(block_max[r], x);
         }
     }
@@ -173,14 +144,13 @@ void compute_exponentials(bf16* p, Softmax& softmax, const float* score, int i, 
     alignas(64) float sums[PANEL][16] = {};
     for (int j = j0; j < j1; j++, score += BLOCK, p += TILE_PAIR)
         for (int r = 0; r < PANEL; r++) {
-            const CausalMask mask(i == j, r);
             const __m512 row_max = broadcast(softmax.row_max[r]);
             const __m512 x0 = exponent(scale, score + r * PANEL, row_max);
             const __m512 x1 = exponent(scale, score + r * PANEL + 16, row_max);
-            const __m512 p0 = _mm512_maskz_mov_ps(mask.first, exp16(x0));
-            const __m512 p1 = _mm512_maskz_mov_ps(mask.last, exp16(x1));
-            _mm512_store_ps(sums[r], _mm512_add_ps(_mm512_load_ps(sums[r]), _mm512_add_ps(p0, p1)));
-            _mm512_store_si512(p + r * 32, round_pair_to_bf16(p0, p1));
+            const Row weights = mask_row(visible_keys(i == j, r), {exp16(x0), exp16(x1)});
+            const __m512 sum = _mm512_add_ps(weights.first, weights.second);
+            _mm512_store_ps(sums[r], _mm512_add_ps(_mm512_load_ps(sums[r]), sum));
+            _mm512_store_si512(p + r * 32, round_row(weights));
         }
     for (int r = 0; r < PANEL; r++)
         softmax.row_sum[r] = softmax.row_sum[r] * softmax.rescale[r] + _mm512_reduce_add_ps(_mm512_load_ps(sums[r]));
@@ -192,9 +162,9 @@ void head_forward(const Head& out, float* lse, const Head& q, const Head& k, con
     float* const sums = scratch.sums;
     const int T = q.T, HS = q.HS, blocks = panels_of(T), channels = HS / PANEL;
     const float scale = 1.0f / std::sqrt(float(HS));
-    pack_as_a(scratch.q, q);
-    pack_as_b(scratch.k, k);
-    pack_as_b_inner_tokens(scratch.v, v);
+    pack_head<pack_rows_as_a>(scratch.q, q);
+    pack_head<pack_rows_as_b>(scratch.k, k);
+    pack_head<pack_columns_as_b>(scratch.v, v);
 
     for (int i = 0; i < blocks; i++) {
         Softmax softmax;
@@ -206,9 +176,10 @@ void head_forward(const Head& out, float* lse, const Head& q, const Head& k, con
             compute_exponentials(scratch.p, softmax, scratch.score, i, j0, j1, scale);
             if (j0 > 0)
                 for (int c = 0; c < channels; c++)
-                    for (int r = 0; r < PANEL; r++)
-                        for (float* x : {sums + c * BLOCK + r * PANEL, sums + c * BLOCK + r * PANEL + 16})
-                            _mm512_store_ps(x, _mm512_mul_ps(_mm512_load_ps(x), broadcast(softmax.rescale[r])));
+                    for (int r = 0; r < PANEL; r++) {
+                        float* const x = sums + c * BLOCK + r * PANEL;
+                        save_row(x, load_row(x) * broadcast_row(softmax.rescale[r]));
+                    }
             for (int c = 0; c < channels; c++)
                 microkernel(sums + c * BLOCK, scratch.p, scratch.v + (int64_t(c) * blocks + j0) * TILE_PAIR, j1 - j0,
                             j0 > 0);
@@ -305,13 +276,13 @@ struct HeadBackward : HeadScratch {
     float scale = 1.0f / std::sqrt(float(q.HS));
 
     void run() {
-        pack_as_a(k_a, k);
-        pack_as_a(v_a, v);
-        pack_as_b(q_b, q);
-        pack_as_b(dout_b, dout);
-        pack_as_a_inner_tokens(k_t, k);
-        pack_as_b_inner_tokens(q_cols, q);
-        pack_as_b_inner_tokens(dout_cols, dout);
+        pack_head<pack_rows_as_a>(k_a, k);
+        pack_head<pack_rows_as_a>(v_a, v);
+        pack_head<pack_rows_as_b>(q_b, q);
+        pack_head<pack_rows_as_b>(dout_b, dout);
+        pack_head<pack_columns_as_a>(k_t, k);
+        pack_head<pack_columns_as_b>(q_cols, q);
+        pack_head<pack_columns_as_b>(dout_cols, dout);
         for (int j0 = 0; j0 < blocks; j0 += CHUNK) {
             const int j1 = std::min(blocks, j0 + CHUNK);
             for (int i0 = j0; i0 < blocks; i0 += CHUNK) {
@@ -358,68 +329,54 @@ struct HeadBackward : HeadScratch {
     }
 };
 
-void check_head_size(int HS) {
-    ENSURE(HS % PANEL == 0 && HS <= 128, "attention on matrix units: %d channels per head; it takes 32, 64, 96 or 128",
-           HS);
+// Calls run(scratch, head, statistics) for each head of each sequence: head(matrix, index, ld) is its part of a matrix
+// with ld numbers in a row, of which part `index` (q, k, v) has the heads; statistics is the place of its lse.
+template <class Scratch, class Run>
+void for_each_head(int B, int T, int NH, int HS, const Run& run) {
+    const int64_t own = Scratch(nullptr, T, HS).bytes;
+    char* memory = static_cast<char*>(cpu::scratch(own * omp_get_max_threads()));
+#pragma omp parallel for collapse(2) schedule(dynamic, 1)
+    for (int b = 0; b < B; b++)
+        for (int h = 0; h < NH; h++) {
+            const TileRegisters registers;
+            const auto head = [&](const bf16* matrix, int index, int ld) {
+                return Head{const_cast<bf16*>(matrix) + int64_t(b) * T * ld + (index * NH + h) * HS, T, HS, ld};
+            };
+            run(Scratch(memory + own * omp_get_thread_num(), T, HS), head, (int64_t(b) * NH + h) * T);
+            _mm_sfence();  // as in matmul
+        }
 }
 
 }  // namespace
 
 int64_t scratch_bytes(int, int T, int C, int NH, int) {
     const int HS = C / NH;
-    const int64_t forward = ForwardScratch().lay_out(nullptr, T, HS), backward = HeadScratch().lay_out(nullptr, T, HS);
-    return std::max(forward, backward) * omp_get_max_threads();
+    return std::max(ForwardScratch(nullptr, T, HS).bytes, HeadScratch(nullptr, T, HS).bytes) * omp_get_max_threads();
 }
 
 void attention_forward(bf16* out, float* lse, const bf16* qkv, int B, int T, int NH, int HS, Stream) {
-    check_head_size(HS);
     const int C = NH * HS;
-    const int64_t own = ForwardScratch().lay_out(nullptr, T, HS);
-    char* memory = static_cast<char*>(cpu::scratch(own * omp_get_max_threads()));
-#pragma omp parallel for collapse(2) schedule(dynamic, 1)
-    for (int b = 0; b < B; b++)
-        for (int h = 0; h < NH; h++) {
-            const TileRegisters registers;
-            const auto head = [&](int index) {  // 0: q, 1: k, 2: v
-                bf16* rows = const_cast<bf16*>(qkv) + int64_t(b) * T * 3 * C + index * C + h * HS;
-                return Head{rows, T, HS, 3 * C};
-            };
-            ForwardScratch scratch;
-            scratch.lay_out(memory + own * omp_get_thread_num(), T, HS);
-            head_forward({out + int64_t(b) * T * C + h * HS, T, HS, C}, lse + (int64_t(b) * NH + h) * T, head(0),
-                         head(1), head(2), scratch);
-            _mm_sfence();
-        }
+    for_each_head<ForwardScratch>(B, T, NH, HS, [&](const ForwardScratch& scratch, const auto& head, int64_t at) {
+        head_forward(head(out, 0, C), lse + at, head(qkv, 0, 3 * C), head(qkv, 1, 3 * C), head(qkv, 2, 3 * C), scratch);
+    });
 }
 
 void attention_backward(bf16* dqkv, const bf16* dout, const bf16* out, const float* lse, const bf16* qkv, int B, int T,
                         int NH, int HS, Stream) {
-    check_head_size(HS);
     const int C = NH * HS;
-    const int64_t own = HeadScratch().lay_out(nullptr, T, HS);
-    char* memory = static_cast<char*>(cpu::scratch(own * omp_get_max_threads()));
-#pragma omp parallel for collapse(2) schedule(dynamic, 1)
-    for (int b = 0; b < B; b++)
-        for (int h = 0; h < NH; h++) {
-            const TileRegisters registers;
-            const auto head = [&](const bf16* matrix, int index, int ld) {  // index: q, k, v as in qkv
-                return Head{const_cast<bf16*>(matrix) + int64_t(b) * T * ld + index * C + h * HS, T, HS, ld};
-            };
-            HeadScratch scratch;
-            scratch.lay_out(memory + own * omp_get_thread_num(), T, HS);
-            HeadBackward{scratch,
-                         head(dqkv, 0, 3 * C),
-                         head(dqkv, 1, 3 * C),
-                         head(dqkv, 2, 3 * C),
-                         head(dout, 0, C),
-                         head(out, 0, C),
-                         lse + (int64_t(b) * NH + h) * T,
-                         head(qkv, 0, 3 * C),
-                         head(qkv, 1, 3 * C),
-                         head(qkv, 2, 3 * C)}
-                .run();
-            _mm_sfence();
-        }
+    for_each_head<HeadScratch>(B, T, NH, HS, [&](const HeadScratch& scratch, const auto& head, int64_t at) {
+        HeadBackward{scratch,
+                     head(dqkv, 0, 3 * C),
+                     head(dqkv, 1, 3 * C),
+                     head(dqkv, 2, 3 * C),
+                     head(dout, 0, C),
+                     head(out, 0, C),
+                     lse + at,
+                     head(qkv, 0, 3 * C),
+                     head(qkv, 1, 3 * C),
+                     head(qkv, 2, 3 * C)}
+            .run();
+    });
 }
 
 }  // namespace cpu::VARIANT

@@ -33,9 +33,10 @@ struct HeadMemory {
     float* strip_sums;             // (strips, n): sums of e over the columns of a strip
     float *shift, *factor, *pull;  // (n): a log2(e), f, -f S
     int* columns;                  // (n): the target's column in the shard, or -1
+    bool keep;
     int64_t bytes;
 
-    HeadMemory(void* base, int N, int C, int Vp, bool keep) {
+    HeadMemory(void* base, int N, int C, int Vp, bool keep) : keep(keep) {
         Arena arena{base, PAGE};
         const int n = round_up(N, PANEL), v_panels = panels_of(Vp);
         inp = arena.take<bf16>(operand_size(n, C));
@@ -61,8 +62,7 @@ struct Strip {
     }
 };
 
-// The exponentials of a strip from the sums of its logits: strip.lanes, and with KEEP strip.e and memory.e.
-template <bool KEEP>
+// The exponentials of a strip from the sums of its logits: strip.lanes, and with memory.keep strip.e and memory.e.
 struct ExponentialEpilogue {
     HeadMemory memory;
     Strip strip;
@@ -92,11 +92,12 @@ struct ExponentialEpilogue {
         for (int r = r0; r < r1; r += 2) {
             const __m512i x = exponentials<MASK>(sums, i, j, r, in_vocabulary);
             const __m512i y = exponentials<MASK>(sums, i, j, r + 1, in_vocabulary);
-            if (!KEEP) continue;
-            store_line<false>(rows + PANEL * r, x);
-            store_line<false>(rows + PANEL * r + PANEL, y);
-            store_line<true>(columns + TILE / PANEL * r, interleave(x, y, 0));
-            store_line<true>(columns + TILE / PANEL * r + TILE, interleave(x, y, 1));
+            if (!memory.keep) continue;
+            _mm512_store_si512(rows + PANEL * r, x);
+            _mm512_store_si512(rows + PANEL * r + PANEL, y);
+            for (int half = 0; half < 2; half++)
+                _mm512_stream_si512(reinterpret_cast<__m512i*>(columns + half * TILE + TILE / PANEL * r),
+                                    interleave(x, y, half));
         }
     }
 
@@ -110,21 +111,18 @@ struct ExponentialEpilogue {
             // min returns its second operand where one is NaN, so NaN stays.
             return exp2_16(_mm512_min_ps(broadcast(HEAD_LIMIT * LOG2_E), x));
         };
-        __m512 first = e(0), second = e(1);
+        Row x = {e(0), e(1)};
         if (MASK) {
             const uint32_t lane = uint32_t(memory.columns[n] - j * PANEL);
-            const __mmask32 mask = in_vocabulary & ~(lane < PANEL ? 1u << lane : 0u);
-            first = _mm512_maskz_mov_ps(__mmask16(mask), first);
-            second = _mm512_maskz_mov_ps(__mmask16(mask >> 16), second);
+            x = mask_row(in_vocabulary & ~(lane < PANEL ? 1u << lane : 0u), x);
         }
         float* lanes = strip.lanes + (n - row * PANEL) * 16;
-        _mm512_store_ps(lanes, _mm512_add_ps(_mm512_load_ps(lanes), _mm512_add_ps(first, second)));
-        return round_pair_to_bf16(first, second);
+        _mm512_store_ps(lanes, _mm512_add_ps(_mm512_load_ps(lanes), _mm512_add_ps(x.first, x.second)));
+        return round_row(x);
     }
 };
 
 // A task of forward: the rows of inp and micro-panels v0 to v1 - 1 of the vocabulary. products: its sums e W.
-template <bool KEEP>
 void head_task(const HeadMemory& memory, float* products, const Strip& strip, const PackedOperand& inp,
                const HeadInput<bf16>& head, int v0, int v1) {
     const PackedOperand forward = packed_forward(head.weight.packed, head.Vp, head.C);
@@ -137,10 +135,10 @@ void head_task(const HeadMemory& memory, float* products, const Strip& strip, co
         const PackedOperand w{backward.at(0, v), backward.panels, width, backward.stride};
         std::fill_n(strip.lanes, rows * 16, 0.0f);
         multiply(strip.sums, inp, forward.part(v, width), e, w, false,
-                 ExponentialEpilogue<KEEP>{memory, strip, inp.first, v, n / PANEL, head.shard.count});
+                 ExponentialEpilogue{memory, strip, inp.first, v, n / PANEL, head.shard.count});
         float* sums = memory.strip_sums + int64_t(v / STRIP) * n + inp.first * PANEL;
         for (int r = 0; r < rows; r++) sums[r] = _mm512_reduce_add_ps(_mm512_load_ps(strip.lanes + 16 * r));
-        if (KEEP)
+        if (memory.keep)
             multiply(products, e, w, inp, forward.part(std::min(v + STRIP, v1 - width), width), v > v0, NoEpilogue{});
     }
 }
@@ -154,7 +152,6 @@ int head_rows(int n_panels, int c_panels, int parts) {
 }
 
 // All threads of a parallel region call it; there is no barrier at its end.
-template <bool KEEP>
 void head_tasks(const HeadMemory& memory, const Strip& strip, const HeadInput<bf16>& head) {
     const int n_panels = panels_of(head.N), v_panels = panels_of(head.Vp), c_panels = panels_of(head.C);
     const int part = part_panels(v_panels), parts = parts_of(v_panels), rows = head_rows(n_panels, c_panels, parts);
@@ -163,8 +160,8 @@ void head_tasks(const HeadMemory& memory, const Strip& strip, const HeadInput<bf
     for (int p = 0; p < parts; p++)
         for (int i = 0; i < n_panels; i += rows) {
             float* products = memory.products + (int64_t(p) * n_panels + i) * c_panels * BLOCK;
-            head_task<KEEP>(memory, products, strip, inp.part(i, std::min(rows, n_panels - i)), head, p * part,
-                            std::min(v_panels, (p + 1) * part));
+            head_task(memory, products, strip, inp.part(i, std::min(rows, n_panels - i)), head, p * part,
+                      std::min(v_panels, (p + 1) * part));
         }
     _mm_sfence();  // as in matmul
 }
@@ -177,20 +174,17 @@ void input_gradient(bf16* dinp, const HeadMemory& memory, const HeadInput<bf16>&
         for (int j = 0; j < c_panels; j++) {
             const int column = j * PANEL, target = memory.columns[n];
             const __mmask32 mask = lane_mask32(head.C - column);
-            __m512 x0 = broadcast(0.0f), x1 = broadcast(0.0f);
-            for (int p = 0; p < parts; p++) {
-                const float* sums =
-                    memory.products + n % PANEL * PANEL + ((int64_t(p) * n_panels + n / PANEL) * c_panels + j) * BLOCK;
-                x0 = _mm512_add_ps(x0, _mm512_load_ps(sums)), x1 = _mm512_add_ps(x1, _mm512_load_ps(sums + 16));
-            }
-            const __m512 factor = broadcast(memory.factor[n]), pull = broadcast(memory.pull[n]);
-            x0 = _mm512_mul_ps(x0, factor), x1 = _mm512_mul_ps(x1, factor);
+            Row x = broadcast_row(0.0f);
+            for (int p = 0; p < parts; p++)
+                x = x + load_row(memory.products + n % PANEL * PANEL +
+                                 ((int64_t(p) * n_panels + n / PANEL) * c_panels + j) * BLOCK);
+            x = x * broadcast_row(memory.factor[n]);
             if (target >= 0) {
-                const __m512i w = _mm512_maskz_loadu_epi16(mask, head.weight.rows + int64_t(target) * head.C + column);
-                x0 = _mm512_fmadd_ps(pull, widen(_mm512_castsi512_si256(w)), x0);
-                x1 = _mm512_fmadd_ps(pull, widen(_mm512_extracti64x4_epi64(w, 1)), x1);
+                const Row w = load_row(head.weight.rows + int64_t(target) * head.C + column, mask);
+                const __m512 pull = broadcast(memory.pull[n]);
+                x = {_mm512_fmadd_ps(pull, w.first, x.first), _mm512_fmadd_ps(pull, w.second, x.second)};
             }
-            store_row<false>(dinp + int64_t(n) * head.C + column, x0, x1, mask);
+            store_row(dinp + int64_t(n) * head.C + column, x, mask);
         }
 }
 
@@ -246,11 +240,7 @@ void add_target_rows(float* dweight, const HeadMemory& memory, const HeadInput<b
 void pack_scaled(const HeadMemory& memory, const HeadInput<bf16>& head) {
     for_each_block(head.inp, head.N, head.C, [&](const __m512i(&inp)[32], int r, int c) {
         __m512i x[32];
-        for (int k = 0; k < 32; k++) {
-            const __m512 factor = broadcast(memory.factor[r * PANEL + k]);
-            x[k] = round_pair_to_bf16(_mm512_mul_ps(widen(_mm512_castsi512_si256(inp[k])), factor),
-                                      _mm512_mul_ps(widen(_mm512_extracti64x4_epi64(inp[k], 1)), factor));
-        }
+        for (int k = 0; k < 32; k++) x[k] = round_row(widen_row(inp[k]) * broadcast_row(memory.factor[r * PANEL + k]));
         pack_columns_as_a(pair_at(memory.inp, c, r, panels_of(head.N)), x);
     });
 }
@@ -267,7 +257,7 @@ int64_t head_bytes(int N, int C, int Vp, bool keep) { return HeadMemory(nullptr,
 void head_forward(float* sums, void* exponentials, const float* target_logits, const HeadInput<bf16>& head, bool keep,
                   Stream) {
     const HeadMemory memory(exponentials, head.N, head.C, head.Vp, keep);
-    const int n_panels = panels_of(head.N), c_panels = panels_of(head.C), strips = ceil_div(panels_of(head.Vp), STRIP);
+    const int n_panels = panels_of(head.N), strips = ceil_div(panels_of(head.Vp), STRIP);
     void* scratch = cpu::scratch(all_task_sums());
 #pragma omp parallel
     {
@@ -276,12 +266,9 @@ void head_forward(float* sums, void* exponentials, const float* target_logits, c
             memory.shift[n] = n < head.N ? target_logits[n] * LOG2_E : 0.0f;
             memory.columns[n] = n < head.N ? head.shard.row(head.targets[n]) : -1;
         }
-        for_each_block(head.inp, head.N, head.C, [&](const __m512i(&x)[32], int r, int c) {
-            pack_rows_as_a(pair_at(memory.inp, r, c, c_panels), x);
-        });
+        pack_matrix<pack_rows_as_a>(memory.inp, head.inp, head.N, head.C);
 #pragma omp barrier
-        const Strip strip(task_sums(scratch));
-        keep ? head_tasks<true>(memory, strip, head) : head_tasks<false>(memory, strip, head);
+        head_tasks(memory, Strip(task_sums(scratch)), head);
 #pragma omp barrier
 #pragma omp for schedule(static)
         for (int n = 0; n < head.N; n++) {

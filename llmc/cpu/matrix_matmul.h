@@ -169,8 +169,13 @@ void for_each_block(const bf16* matrix, int rows, int columns, const Pack& pack)
             }
 }
 
-// Tile pair k of a micro-panel of a packed operand, `depth` pairs to a micro-panel.
-bf16* pair_at(bf16* packed, int panel, int k, int depth) { return packed + (int64_t(panel) * depth + k) * TILE_PAIR; }
+// Packs a row-major matrix (rows, columns) by one of the four pack functions, as for_each_block.
+template <auto PACK>
+void pack_matrix(bf16* packed, const bf16* matrix, int rows, int columns) {
+    for_each_block(matrix, rows, columns, [&](const __m512i(&x)[32], int r, int c) {
+        PACK(pair_of<PACK>(packed, r, c, panels_of(rows), panels_of(columns)), x);
+    });
+}
 
 // Prefetches rows r0 to r1 - 1 of block (i, j) of a row-major matrix (rows, columns) into the first-level cache.
 template <class T>
@@ -183,6 +188,15 @@ INLINE void prefetch_rows(const T* matrix, int rows, int columns, int i, int j, 
 
 // ---- Epilogues: prefetch(), and later apply(), of rows r0 to r1 - 1 of the sums (32, 32) of block (i, j).
 
+// Calls body(x, at, mask) for those of the rows that are in the result, a row-major matrix (rows, columns): x are the
+// sums, `at` is the place of the first of them, and mask has the lanes that are columns.
+template <class Body>
+INLINE void for_rows(const float* sums, int rows, int columns, int i, int j, int r0, int r1, const Body& body) {
+    const __mmask32 mask = lane_mask32(columns - j * PANEL);
+    for (int r = r0; r < std::min(r1, rows - i * PANEL); r++)
+        body(load_row(sums + PANEL * r), int64_t(i * PANEL + r) * columns + j * PANEL, mask);
+}
+
 // out (N, OC) = sums + bias + residual, or GELU of it; pre_gelu (N, OC) = sums + bias. bias, residual and pre_gelu may
 // be null.
 struct ForwardEpilogue {
@@ -194,72 +208,39 @@ struct ForwardEpilogue {
         if (residual) prefetch_rows(residual, N, OC, i, j, r0, r1);
     }
 
-    INLINE void apply(const float* sums, int i, int j, int r0, int r1) const {
-        r1 = std::min(r1, N - i * PANEL);
-        can_stream(out, OC, j * PANEL) ? store<true>(sums, i, j, r0, r1) : store<false>(sums, i, j, r0, r1);
-    }
-
-    template <bool STREAM>
-    INLINE void store(const float* sums, int i, int j, int r0, int r1) const {
+    void apply(const float* sums, int i, int j, int r0, int r1) const {
         const int column = j * PANEL;
-        const __mmask32 mask = lane_mask32(OC - column);
-        __m512 bias0 = broadcast(0.0f), bias1 = broadcast(0.0f);
-        if (bias) {
-            const __m512i x = _mm512_maskz_loadu_epi16(mask, bias + column);
-            bias0 = widen(_mm512_castsi512_si256(x)), bias1 = widen(_mm512_extracti64x4_epi64(x, 1));
-        }
-        int64_t at = int64_t(i * PANEL + r0) * OC + column;
-        for (int r = r0; r < r1; r++, at += OC) {
-            __m512 x0 = _mm512_add_ps(_mm512_load_ps(sums + PANEL * r), bias0);
-            __m512 x1 = _mm512_add_ps(_mm512_load_ps(sums + PANEL * r + 16), bias1);
-            if (residual) {
-                const __m512i x = _mm512_maskz_loadu_epi16(mask, residual + at);
-                x0 = _mm512_add_ps(x0, widen(_mm512_castsi512_si256(x)));
-                x1 = _mm512_add_ps(x1, widen(_mm512_extracti64x4_epi64(x, 1)));
-            }
+        const Row bias_row = bias ? load_row(bias + column, lane_mask32(OC - column)) : broadcast_row(0.0f);
+        for_rows(sums, N, OC, i, j, r0, r1, [&](Row x, int64_t at, __mmask32 mask) {
+            x = x + bias_row;
+            if (residual) x = x + load_row(residual + at, mask);
             if (pre_gelu) {
-                store_row<STREAM>(pre_gelu + at, x0, x1, mask);
-                x0 = gelu16(x0), x1 = gelu16(x1);
+                store_row(pre_gelu + at, x, mask);
+                x = {gelu16(x.first), gelu16(x.second)};
             }
-            store_row<STREAM>(out + at, x0, x1, mask);
-        }
+            store_row(out + at, x, mask);
+        });
     }
 };
 
-// dinp (N, IC) = (partial + sums) gelu'(pre_gelu). pre_gelu and partial may be null.
+// dinp (N, IC) = sums gelu'(pre_gelu). pre_gelu may be null.
 struct InputGradientEpilogue {
     bf16* dinp;
     const bf16* pre_gelu;
-    const float* partial;  // written by PartialSumEpilogue
     int N, IC;
 
     INLINE void prefetch(int i, int j, int r0, int r1) const {
         if (pre_gelu) prefetch_rows(pre_gelu, N, IC, i, j, r0, r1);
     }
 
-    INLINE void apply(const float* sums, int i, int j, int r0, int r1) const {
-        r1 = std::min(r1, N - i * PANEL);
-        can_stream(dinp, IC, j * PANEL) ? store<true>(sums, i, j, r0, r1) : store<false>(sums, i, j, r0, r1);
-    }
-
-    template <bool STREAM>
-    INLINE void store(const float* sums, int i, int j, int r0, int r1) const {
-        const int column = j * PANEL;
-        const __mmask32 mask = lane_mask32(IC - column);
-        int64_t at = int64_t(i * PANEL + r0) * IC + column;
-        for (int r = r0; r < r1; r++, at += IC) {
-            __m512 x0 = _mm512_load_ps(sums + PANEL * r), x1 = _mm512_load_ps(sums + PANEL * r + 16);
-            if (partial) {
-                const float* before = partial + (int64_t(i) * panels_of(IC) + j) * BLOCK + PANEL * r;
-                x0 = _mm512_add_ps(_mm512_load_ps(before), x0), x1 = _mm512_add_ps(_mm512_load_ps(before + 16), x1);
-            }
+    void apply(const float* sums, int i, int j, int r0, int r1) const {
+        for_rows(sums, N, IC, i, j, r0, r1, [&](Row x, int64_t at, __mmask32 mask) {
             if (pre_gelu) {
-                const __m512i x = _mm512_maskz_loadu_epi16(mask, pre_gelu + at);
-                x0 = _mm512_mul_ps(x0, gelu_derivative16(widen(_mm512_castsi512_si256(x))));
-                x1 = _mm512_mul_ps(x1, gelu_derivative16(widen(_mm512_extracti64x4_epi64(x, 1))));
+                const Row y = load_row(pre_gelu + at, mask);
+                x = x * Row{gelu_derivative16(y.first), gelu_derivative16(y.second)};
             }
-            store_row<STREAM>(dinp + at, x0, x1, mask);
-        }
+            store_row(dinp + at, x, mask);
+        });
     }
 };
 
@@ -273,187 +254,110 @@ struct WeightGradientEpilogue {
         if (accumulate) prefetch_rows(dweight, OC, IC, i, j, r0, r1);
     }
 
-    INLINE void apply(const float* sums, int i, int j, int r0, int r1) const {
-        r1 = std::min(r1, OC - i * PANEL);
-        if (!accumulate && can_stream(dweight, IC, j * PANEL))
-            store<true>(sums, i, j, r0, r1);
-        else
-            store<false>(sums, i, j, r0, r1);
-    }
-
-    template <bool STREAM>
-    INLINE void store(const float* sums, int i, int j, int r0, int r1) const {
-        const int column = j * PANEL;
-        const __mmask16 mask0 = lane_mask16(IC - column), mask1 = lane_mask16(IC - column - 16);
-        float* to = dweight + int64_t(i * PANEL + r0) * IC + column;
-        for (int r = r0; r < r1; r++, to += IC) {
-            __m512 x0 = _mm512_load_ps(sums + PANEL * r), x1 = _mm512_load_ps(sums + PANEL * r + 16);
-            if (accumulate) {
-                x0 = _mm512_add_ps(x0, _mm512_maskz_loadu_ps(mask0, to));
-                x1 = _mm512_add_ps(x1, _mm512_maskz_loadu_ps(mask1, to + 16));
+    void apply(const float* sums, int i, int j, int r0, int r1) const {
+        for_rows(sums, OC, IC, i, j, r0, r1, [&](Row x, int64_t at, __mmask32 mask) {
+            const __mmask16 mask0 = __mmask16(mask), mask1 = __mmask16(mask >> 16);
+            float* const to = dweight + at;
+            if (!accumulate && can_stream(to, mask)) {
+                _mm512_stream_ps(to, x.first);
+                _mm512_stream_ps(to + 16, x.second);
+                return;
             }
-            if constexpr (STREAM) {
-                _mm512_stream_ps(to, x0);
-                _mm512_stream_ps(to + 16, x1);
-            } else {
-                _mm512_mask_storeu_ps(to, mask0, x0);
-                _mm512_mask_storeu_ps(to + 16, mask1, x1);
-            }
-        }
+            if (accumulate) x = x + Row{_mm512_maskz_loadu_ps(mask0, to), _mm512_maskz_loadu_ps(mask1, to + 16)};
+            _mm512_mask_storeu_ps(to, mask0, x.first);
+            _mm512_mask_storeu_ps(to + 16, mask1, x.second);
+        });
     }
 };
 
-// partial = sums if first, else += sums: an input gradient's sums over the output channels so far, in float.
-struct PartialSumEpilogue {
-    float* partial;  // 32 x 32 blocks, `columns` blocks to a row of blocks
-    int columns;
-    bool first;
-
-    INLINE void prefetch(int, int, int, int) const {}
-
-    INLINE void apply(const float* sums, int i, int j, int r0, int r1) const {
-        float* to = partial + (int64_t(i) * columns + j) * BLOCK;
-        for (int x = r0 * PANEL; x < r1 * PANEL; x += 16)
-            _mm512_store_ps(to + x, first ? _mm512_load_ps(sums + x)
-                                          : _mm512_add_ps(_mm512_load_ps(to + x), _mm512_load_ps(sums + x)));
-    }
-};
-
-// Adds the 32 rows of a block packed by pack_rows_as_a to the sums of its even columns and of its odd columns.
-INLINE void add_rows(__m512& even, __m512& odd, const bf16* pair) {
+// Adds the 32 rows of a block packed by pack_rows_as_a to the sums of its even columns, `first`, and of its odd
+// columns.
+INLINE void add_rows(Row& sums, const bf16* pair) {
     const __m512i high = _mm512_set1_epi32(int(0xffff0000));
     for (int r = 0; r < 32; r++) {
         const __m512i x = _mm512_load_si512(pair + 32 * r);
-        even = _mm512_add_ps(even, _mm512_castsi512_ps(_mm512_slli_epi32(x, 16)));
-        odd = _mm512_add_ps(odd, _mm512_castsi512_ps(_mm512_and_si512(x, high)));
+        sums =
+            sums + Row{_mm512_castsi512_ps(_mm512_slli_epi32(x, 16)), _mm512_castsi512_ps(_mm512_and_si512(x, high))};
     }
 }
 
-// Pack a weight (OC, IC) as the operand of one matmul. All threads of a parallel region call them; there is no barrier
-// at their end.
-void pack_for_forward(bf16* packed, const bf16* weight, int OC, int IC) {
-    for_each_block(weight, OC, IC, [&](const __m512i(&x)[32], int r, int c) {
-        pack_rows_as_b(pair_at(packed, r, c, panels_of(IC)), x);
-    });
-}
-void pack_for_backward(bf16* packed, const bf16* weight, int OC, int IC) {
-    for_each_block(weight, OC, IC, [&](const __m512i(&x)[32], int r, int c) {
-        pack_columns_as_b(pair_at(packed, c, r, panels_of(OC)), x);
-    });
-}
-
-// The same for both operands.
-void pack_both(void* packed, const bf16* weight, int OC, int IC) {
-    bf16 *forward = static_cast<bf16*>(packed), *backward = forward + operand_size(OC, IC);
-    const int row_panels = panels_of(OC), column_panels = panels_of(IC);
-    for_each_block(weight, OC, IC, [&](const __m512i(&x)[32], int r, int c) {
-        pack_rows_as_b<true>(pair_at(forward, r, c, column_panels), x);
-        pack_columns_as_b<true>(pair_at(backward, c, r, row_panels), x);
-    });
-    _mm_sfence();  // as in matmul
-}
-
-// These bound the scratch memory: a matmul runs on blocks of rows, and backward on blocks of output channels as well.
+// These bound the scratch memory: a matmul runs on blocks of rows.
 constexpr int MAX_ROWS = 4096;
 constexpr int MAX_PACKED = 8 << 20;  // numbers of dout that are packed at a time, as two operands
 constexpr int BIAS_PANELS = 4;       // micro-panels of rows that share one partial sum of the bias gradient
 
-int row_block(int N) { return std::min(N, MAX_ROWS); }
-int channel_block(int rows, int OC) {
-    const int channels = MAX_PACKED / (panels_of(rows) * PANEL) / PANEL * PANEL;
-    return std::min(round_up(OC, PANEL), channels);
+int row_block(int N, int OC) {
+    const int rows = std::max(1, MAX_PACKED / round_up(OC, PANEL) / PANEL) * PANEL;
+    return std::min(N, std::min(MAX_ROWS, rows));
 }
 
 // Scratch memory of matmul_backward.
 struct BackwardScratch {
     bf16* weight;                          // packed for the input gradient
     bf16 *inp, *dout_rows, *dout_columns;  // packed operands; rows and columns are the outer dimension
-    float *partial, *bias_sums, *sums;
+    float *bias_sums, *sums;
+    int64_t bytes;
 
-    // Sets the pointers, for scratch memory at base (null: to nothing), and returns its size in bytes.
-    int64_t lay_out(void* base, int N, int IC, int OC) {
+    BackwardScratch(void* base, int N, int IC, int OC) {
         Arena arena{base, PAGE};
-        const int rows = row_block(N), channels = channel_block(rows, OC);
+        const int rows = row_block(N, OC);
         weight = arena.take<bf16>(operand_size(OC, IC));
         inp = arena.take<bf16>(operand_size(rows, IC));
-        dout_rows = arena.take<bf16>(operand_size(rows, channels));
-        dout_columns = arena.take<bf16>(operand_size(rows, channels));
-        partial = arena.take<float>(channels < OC ? operand_size(rows, IC) : 0);
+        dout_rows = arena.take<bf16>(operand_size(rows, OC));
+        dout_columns = arena.take<bf16>(operand_size(rows, OC));
         bias_sums = arena.take<float>(int64_t(ceil_div(panels_of(rows), BIAS_PANELS)) * round_up(OC, PANEL));
         sums = arena.take<float>(TASK_SUMS * omp_get_max_threads());
-        return arena.bytes;
+        bytes = arena.bytes;
     }
 };
 
-// matmul_backward for a block of N <= MAX_ROWS rows: dout (N, OC), inp, pre_gelu and dinp (N, IC), dweight (OC, IC).
-// dinp or dweight may be null: operands that only its matmul reads are then not packed.
+// matmul_backward for a block of rows: dout (N, OC), inp, pre_gelu and dinp (N, IC), dweight (OC, IC). dinp or dweight
+// may be null: operands that only its matmul reads are then not packed.
 struct Backward {
     const bf16 *dout, *inp, *pre_gelu;
     bf16* dinp;
     float *dweight, *dbias;
-    PackedOperand weight;
     int N, IC, OC;
     bool accumulate;
     BackwardScratch scratch;
-    int n_panels = panels_of(N), ic_panels = panels_of(IC);
+    int n_panels = panels_of(N), ic_panels = panels_of(IC), oc_panels = panels_of(OC);
 
-    // All threads of a parallel region call it.
+    // All threads of a parallel region call it, when the weight is packed.
     void run() const {
+        if (dweight) pack_matrix<pack_columns_as_b>(scratch.inp, inp, N, IC);
+        pack_dout();
+#pragma omp barrier
+        float* sums = scratch.sums + TASK_SUMS * omp_get_thread_num();
+        if (dinp)
+            matmul(sums, packed_operand(scratch.dout_rows, n_panels, oc_panels),
+                   packed_operand(scratch.weight, ic_panels, oc_panels), InputGradientEpilogue{dinp, pre_gelu, N, IC});
         if (dweight)
-            for_each_block(inp, N, IC, [&](const __m512i(&x)[32], int r, int c) {
-                pack_columns_as_b(pair_at(scratch.inp, c, r, n_panels), x);
-            });
-        const int channels = channel_block(N, OC);
-        for (int o = 0; o < OC; o += channels) {
-            pack_dout(o, std::min(channels, OC - o));
-#pragma omp barrier
-            backward_channels(o, std::min(channels, OC - o));
-#pragma omp barrier
-        }
+            matmul(sums, packed_operand(scratch.dout_columns, oc_panels, n_panels),
+                   packed_operand(scratch.inp, ic_panels, n_panels),
+                   WeightGradientEpilogue{dweight, OC, IC, accumulate});
         if (dbias) bias_gradient();
     }
 
-    // Packs output channels o to o + channels - 1 of dout as the operands of both matmuls, and sums their columns for
-    // dbias. The sums are of packed rows.
-    void pack_dout(int o, int channels) const {
-        const int panels = panels_of(channels), chunks = ceil_div(n_panels, BIAS_PANELS);
+    // Packs dout as the operands of both matmuls, and sums its columns for dbias. The sums are of packed rows.
+    void pack_dout() const {
+        const int chunks = ceil_div(n_panels, BIAS_PANELS);
 #pragma omp for collapse(2) schedule(static) nowait
         for (int chunk = 0; chunk < chunks; chunk++)
-            for (int c = 0; c < panels; c++) {
-                __m512 even = broadcast(0.0f), odd = broadcast(0.0f);
+            for (int c = 0; c < oc_panels; c++) {
+                Row sums = broadcast_row(0.0f);
                 for (int r = chunk * BIAS_PANELS; r < std::min(n_panels, (chunk + 1) * BIAS_PANELS); r++) {
                     __m512i x[32];
-                    const int column = o + c * PANEL;
-                    load_block(x, dout + int64_t(r) * PANEL * OC + column, OC, N - r * PANEL, OC - column);
-                    bf16* rows = pair_at(scratch.dout_rows, r, c, panels);
+                    load_block(x, dout + int64_t(r) * PANEL * OC + c * PANEL, OC, N - r * PANEL, OC - c * PANEL);
+                    bf16* rows = pair_at(scratch.dout_rows, r, c, oc_panels);
                     if (dinp || dbias) pack_rows_as_a(rows, x);
                     if (dweight) pack_columns_as_a(pair_at(scratch.dout_columns, c, r, n_panels), x);
-                    if (dbias) add_rows(even, odd, rows);
+                    if (dbias) add_rows(sums, rows);
                 }
-                float* to = bias_sums(chunk) + o + c * PANEL;
-                _mm512_store_ps(to, even);
-                _mm512_store_ps(to + 16, odd);
+                save_row(bias_sums(chunk) + c * PANEL, sums);
             }
     }
 
-    // The contribution of output channels o to o + channels - 1: partial sums of dinp, and their rows of dweight.
-    void backward_channels(int o, int channels) const {
-        float* sums = scratch.sums + TASK_SUMS * omp_get_thread_num();
-        const int panels = panels_of(channels);
-        const bool first = o == 0, last = o + channels == OC;
-        const PackedOperand rows = packed_operand(scratch.dout_rows, n_panels, panels);
-        const PackedOperand w{weight.at(0, o / PANEL), ic_panels, panels, weight.stride};
-        if (dinp && last)
-            matmul(sums, rows, w, InputGradientEpilogue{dinp, pre_gelu, first ? nullptr : scratch.partial, N, IC});
-        else if (dinp)
-            matmul(sums, rows, w, PartialSumEpilogue{scratch.partial, ic_panels, first});
-        if (!dweight) return;
-        matmul(sums, packed_operand(scratch.dout_columns, panels, n_panels),
-               packed_operand(scratch.inp, ic_panels, n_panels),
-               WeightGradientEpilogue{dweight + int64_t(o) * IC, channels, IC, accumulate});
-    }
-
-    float* bias_sums(int chunk) const { return scratch.bias_sums + int64_t(chunk) * round_up(OC, PANEL); }
+    float* bias_sums(int chunk) const { return scratch.bias_sums + int64_t(chunk) * oc_panels * PANEL; }
 
     void bias_gradient() const {
 #pragma omp for schedule(static) nowait
@@ -471,32 +375,34 @@ struct Backward {
 int64_t packed_bytes(int OC, int IC) { return 2 * operand_size(OC, IC) * int64_t(sizeof(bf16)); }
 
 void pack_weight(void* packed, const bf16* weight, int OC, int IC, Stream) {
+    bf16 *forward = static_cast<bf16*>(packed), *backward = forward + operand_size(OC, IC);
 #pragma omp parallel
-    pack_both(packed, weight, OC, IC);
+    for_each_block(weight, OC, IC, [&](const __m512i(&x)[32], int r, int c) {
+        pack_rows_as_b(pair_at(forward, r, c, panels_of(IC)), x);
+        pack_columns_as_b(pair_at(backward, c, r, panels_of(OC)), x);
+    });
 }
 
 // Backward needs more scratch than forward.
-int64_t matmul_scratch_bytes(int N, int IC, int OC) { return BackwardScratch().lay_out(nullptr, N, IC, OC); }
+int64_t matmul_scratch_bytes(int N, int IC, int OC) { return BackwardScratch(nullptr, N, IC, OC).bytes; }
 
 void matmul_forward(const MatmulForward<bf16>& m, int N, int IC, int OC, Stream) {
+    const int block = row_block(N, OC), depth = panels_of(IC);
     Arena arena{cpu::scratch(matmul_scratch_bytes(N, IC, OC)), PAGE};
     bf16* packed_weight = arena.take<bf16>(operand_size(OC, IC));
-    bf16* packed_inp = arena.take<bf16>(operand_size(row_block(N), IC));
+    bf16* packed_inp = arena.take<bf16>(operand_size(block, IC));
     float* sums = arena.take<float>(TASK_SUMS * omp_get_max_threads());
-    const int depth = panels_of(IC);
-    const PackedOperand w = packed_operand(packed_weight, panels_of(OC), depth);
 #pragma omp parallel
     {
-        pack_for_forward(packed_weight, m.weight.rows, OC, IC);
-        for (int64_t n = 0; n < N; n += MAX_ROWS) {
-            const int rows = std::min(N - int(n), MAX_ROWS);
-            for_each_block(m.inp + n * IC, rows, IC, [&](const __m512i(&x)[32], int r, int c) {
-                pack_rows_as_a(pair_at(packed_inp, r, c, depth), x);
-            });
+        pack_matrix<pack_rows_as_b>(packed_weight, m.weight.rows, OC, IC);
+        for (int64_t n = 0; n < N; n += block) {
+            const int rows = std::min(N - int(n), block);
+            pack_matrix<pack_rows_as_a>(packed_inp, m.inp + n * IC, rows, IC);
 #pragma omp barrier
             bf16* pre_gelu = m.pre_gelu ? m.pre_gelu + n * OC : nullptr;
             const bf16* residual = m.residual ? m.residual + n * OC : nullptr;
-            matmul(sums + TASK_SUMS * omp_get_thread_num(), packed_operand(packed_inp, panels_of(rows), depth), w,
+            matmul(sums + TASK_SUMS * omp_get_thread_num(), packed_operand(packed_inp, panels_of(rows), depth),
+                   packed_operand(packed_weight, panels_of(OC), depth),
                    ForwardEpilogue{m.out.data + n * OC, pre_gelu, m.bias, residual, rows, OC});
 #pragma omp barrier
         }
@@ -504,21 +410,19 @@ void matmul_forward(const MatmulForward<bf16>& m, int N, int IC, int OC, Stream)
 }
 
 void matmul_backward(const MatmulBackward<bf16>& m, int N, int IC, int OC, Stream) {
-    BackwardScratch scratch;
-    scratch.lay_out(cpu::scratch(matmul_scratch_bytes(N, IC, OC)), N, IC, OC);
-    const PackedOperand w = packed_operand(scratch.weight, panels_of(IC), panels_of(OC));
+    const BackwardScratch scratch(cpu::scratch(matmul_scratch_bytes(N, IC, OC)), N, IC, OC);
+    const int block = row_block(N, OC);
 #pragma omp parallel
     {
-        if (m.dinp.data) pack_for_backward(scratch.weight, m.weight.rows, OC, IC);
-        for (int64_t n = 0; n < N; n += MAX_ROWS) {
+        if (m.dinp.data) pack_matrix<pack_columns_as_b>(scratch.weight, m.weight.rows, OC, IC);
+        for (int64_t n = 0; n < N; n += block) {
             Backward{m.dout + n * OC,
                      m.dweight ? m.inp + n * IC : nullptr,
                      m.pre_gelu ? m.pre_gelu + n * IC : nullptr,
                      m.dinp.data ? m.dinp.data + n * IC : nullptr,
                      m.dweight,
                      m.dbias,
-                     w,
-                     std::min(N - int(n), MAX_ROWS),
+                     std::min(N - int(n), block),
                      IC,
                      OC,
                      m.accumulate || n > 0,
@@ -534,15 +438,13 @@ double measure_peak_flops() {
 #pragma omp parallel reduction(+ : flops)
     {
         const TileRegisters registers;
-        std::vector<bf16> memory(3 * KC * TILE_PAIR);
-        for (size_t i = 0; i < memory.size(); i++)
-            memory[i] = bf16(float(i * 37 % 101) - 50.0f);  // zeros would be faster
-        const auto* a = reinterpret_cast<bf16*>(round_up<uintptr_t>(uintptr_t(memory.data()), 64));
+        alignas(64) bf16 operands[2 * KC * TILE_PAIR];
         alignas(64) float sums[BLOCK];
-        const auto run = [&] { microkernel(sums, a, a + KC * TILE_PAIR, KC, false); };
+        for (int i = 0; i < 2 * KC * TILE_PAIR; i++)
+            operands[i] = bf16(float(i * 37 % 101) - 50.0f);  // zeros would be faster
         flops = peak_of(
             [&] {
-                for (int i = 0; i < 100; i++) run();
+                for (int i = 0; i < 100; i++) microkernel(sums, operands, operands + KC * TILE_PAIR, KC, false);
             },
             200.0 * PANEL * PANEL * PANEL * KC);
     }

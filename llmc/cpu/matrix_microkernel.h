@@ -16,11 +16,17 @@
 //   A  pack_columns_as_a      columns    rows         output gradients for weight gradients
 //   B  pack_columns_as_b      columns    rows         weights for input gradients; activations for weight gradients
 //
-// Everywhere here denormal numbers count as zero, and bf16 is rounded to nearest even.
+// Everywhere here denormal numbers count as zero, and bf16 is rounded to nearest even: the bf16 instructions ignore the
+// control register MXCSR.
 #pragma once
-#if !defined(EMULATED_UNITS)  // dev/test/support/emulated_units.h replaces it
-#include "cpu/matrix_units.h"
+// gcc 12 warns of the undefined operands inside its own intrinsics.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#if !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
+#include <immintrin.h>
+#pragma GCC diagnostic pop
 
 #include <algorithm>
 #include <cstdint>
@@ -29,6 +35,30 @@
 #include "base/dtype.h"
 
 namespace cpu::VARIANT {
+
+// ---- One function or macro for each bf16 instruction. A test build replaces them by plain C++
+// (dev/test/support/emulated_units.h).
+#if !defined(EMULATED_UNITS)
+
+// VCVTNE2PS2BF16: rounds 32 floats to bf16; those of `first` are in the lower half.
+INLINE __m512i round_pair_to_bf16(__m512 first, __m512 second) { return (__m512i)_mm512_cvtne2ps_pbh(second, first); }
+
+// VDPBF16PS: sums[i] + a[2i + 1] * b[2i + 1] + a[2i] * b[2i] for 16 lanes i, as two fused multiply-adds, the odd one
+// first.
+INLINE __m512 add_pair_products(__m512 sums, __m512i a, __m512i b) {
+    return _mm512_dpbf16_ps(sums, (__m512bh)a, (__m512bh)b);
+}
+
+// Tiles are numbered 0 to 7. These are macros because gcc 12 needs the number as a literal, to name the register.
+// TILE_CONFIG does not use _tile_loadconfig: gcc 12 assumes that it reads 8 bytes only, and removes the rest of config.
+#define TILE_CONFIG(config) asm volatile("ldtilecfg %0" ::"m"(config))
+#define TILE_RELEASE() _tile_release()
+#define TILE_ZERO(tile) _tile_zero(tile)
+#define TILE_LOAD(tile, rows, stride) _tile_loadd(tile, rows, stride)  // stride: bytes from one row to the next
+#define TILE_STORE(tile, rows, stride) _tile_stored(tile, rows, stride)
+#define TILE_MULTIPLY(sums, a, b) _tile_dpbf16ps(sums, a, b)  // sums (16, 16) += a (16, 32) b, pairs interleaved
+
+#endif
 
 constexpr int PANEL = 32;             // rows or columns of a micro-panel
 constexpr int TILE = 512;             // bf16 numbers in a tile
@@ -171,13 +201,6 @@ INLINE void load_block(__m512i (&x)[32], const bf16* block, int64_t ld, int rows
     }
 }
 
-// Loads a whole block of 32 x 32 floats, rounded to bf16.
-INLINE void load_block(__m512i (&x)[32], const float* block, int64_t ld) {
-#pragma GCC unroll 32
-    for (int r = 0; r < 32; r++)
-        x[r] = round_pair_to_bf16(_mm512_loadu_ps(block + r * ld), _mm512_loadu_ps(block + r * ld + 16));
-}
-
 // x[i][j] = x[j][i] for 16 x 16 numbers of 32 bits.
 INLINE void transpose(__m512i* x) {
     __m512i y[16];
@@ -208,16 +231,9 @@ INLINE void transpose(__m512i* x) {
     for (int i = 0; i < 16; i++) x[i] = y[i];
 }
 
-// STREAM: a non-temporal store, for memory that is not read again soon.
-template <bool STREAM>
-INLINE void store_line(bf16* line, __m512i x) {
-    STREAM ? _mm512_stream_si512(reinterpret_cast<__m512i*>(line), x) : _mm512_store_si512(line, x);
-}
-
-template <bool STREAM = false>
 INLINE void store_tile(bf16* tile, const __m512i* x) {
 #pragma GCC unroll 16
-    for (int i = 0; i < 16; i++) store_line<STREAM>(tile + 32 * i, x[i]);
+    for (int i = 0; i < 16; i++) _mm512_store_si512(tile + 32 * i, x[i]);
 }
 
 INLINE void pack_rows_as_a(bf16* pair, const __m512i (&x)[32]) {
@@ -225,14 +241,13 @@ INLINE void pack_rows_as_a(bf16* pair, const __m512i (&x)[32]) {
     store_tile(pair + TILE, x + 16);
 }
 
-template <bool STREAM = false>
 INLINE void pack_rows_as_b(bf16* pair, const __m512i (&x)[32]) {
     for (int half = 0; half < 2; half++) {
         __m512i y[16];
 #pragma GCC unroll 16
         for (int i = 0; i < 16; i++) y[i] = x[16 * half + i];
         transpose(y);
-        store_tile<STREAM>(pair + half * TILE, y);
+        store_tile(pair + half * TILE, y);
     }
 }
 
@@ -246,12 +261,11 @@ INLINE __m512i interleave(__m512i row0, __m512i row1, int half) {
     return _mm512_permutex2var_epi16(row0, _mm512_load_si512(order[half]), row1);
 }
 
-template <bool STREAM = false>
 INLINE void pack_columns_as_b(bf16* pair, const __m512i (&x)[32]) {
     for (int half = 0; half < 2; half++)
 #pragma GCC unroll 16
         for (int i = 0; i < 16; i++)
-            store_line<STREAM>(pair + half * TILE + 32 * i, interleave(x[2 * i], x[2 * i + 1], half));
+            _mm512_store_si512(pair + half * TILE + 32 * i, interleave(x[2 * i], x[2 * i + 1], half));
 }
 
 INLINE void pack_columns_as_a(bf16* pair, const __m512i (&x)[32]) {
@@ -264,32 +278,57 @@ INLINE void pack_columns_as_a(bf16* pair, const __m512i (&x)[32]) {
     }
 }
 
-// ---- Results
-
-// Stores the masked ones of 32 floats as bf16. STREAM: the 32 numbers are a whole aligned cache line, which a
-// non-temporal store writes. A store through the caches would first read the line, at a latency of the third-level
-// cache each (half of a matmul's time).
-template <bool STREAM>
-INLINE void store_row(bf16* out, __m512 first, __m512 second, __mmask32 mask) {
-    if constexpr (STREAM)
-        _mm512_stream_si512(reinterpret_cast<__m512i*>(out), round_pair_to_bf16(first, second));
-    else
-        _mm512_mask_storeu_epi16(out, mask, round_pair_to_bf16(first, second));
+// Tile pair k of a micro-panel of a packed operand, `depth` pairs to a micro-panel.
+INLINE bf16* pair_at(bf16* packed, int panel, int k, int depth) {
+    return packed + (int64_t(panel) * depth + k) * TILE_PAIR;
 }
 
-// Whether the 32 columns from `column` on of a row-major matrix (rows, ld) are whole aligned cache lines in every row.
-template <class T>
-bool can_stream(const T* matrix, int ld, int column) {
-    return (uintptr_t(matrix + column) | ld * sizeof(T)) % 64 == 0 && column + PANEL <= ld;
+// The tile pair that PACK, one of the four functions, makes of block (r, c) of a matrix with that many blocks.
+template <auto PACK>
+INLINE bf16* pair_of(bf16* packed, int r, int c, int row_panels, int column_panels) {
+    constexpr bool outer_rows = PACK == pack_rows_as_a || PACK == pack_rows_as_b;
+    return outer_rows ? pair_at(packed, r, c, column_panels) : pair_at(packed, c, r, row_panels);
 }
 
-// ---- 16 floats
+// ---- Rows of the result, and 16 floats
 
 INLINE __m512 broadcast(float x) { return _mm512_set1_ps(x); }
 
 // 16 bf16 numbers as floats.
 INLINE __m512 widen(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
 INLINE __m512 load16(const bf16* x, __mmask16 mask) { return widen(_mm256_maskz_loadu_epi16(mask, x)); }
+
+// 32 floats.
+struct Row {
+    __m512 first, second;
+};
+INLINE Row operator+(Row a, Row b) { return {_mm512_add_ps(a.first, b.first), _mm512_add_ps(a.second, b.second)}; }
+INLINE Row operator*(Row a, Row b) { return {_mm512_mul_ps(a.first, b.first), _mm512_mul_ps(a.second, b.second)}; }
+INLINE Row broadcast_row(float x) { return {broadcast(x), broadcast(x)}; }
+INLINE Row widen_row(__m512i x) { return {widen(_mm512_castsi512_si256(x)), widen(_mm512_extracti64x4_epi64(x, 1))}; }
+INLINE Row load_row(const float* sums) { return {_mm512_load_ps(sums), _mm512_load_ps(sums + 16)}; }
+INLINE Row load_row(const bf16* x, __mmask32 mask) { return widen_row(_mm512_maskz_loadu_epi16(mask, x)); }
+INLINE void save_row(float* sums, Row x) {
+    _mm512_store_ps(sums, x.first);
+    _mm512_store_ps(sums + 16, x.second);
+}
+// x in the lanes of the mask, 0 in the others.
+INLINE Row mask_row(__mmask32 mask, Row x) {
+    return {_mm512_maskz_mov_ps(__mmask16(mask), x.first), _mm512_maskz_mov_ps(__mmask16(mask >> 16), x.second)};
+}
+INLINE __m512i round_row(Row x) { return round_pair_to_bf16(x.first, x.second); }
+
+// Whether the masked ones of 32 numbers are a whole aligned cache line. A non-temporal store then writes them: a store
+// through the caches would first read the line, at a latency of the third-level cache each (half of a matmul's time).
+INLINE bool can_stream(const void* to, __mmask32 mask) { return mask == ~0u && uintptr_t(to) % 64 == 0; }
+
+// Stores the masked ones of 32 floats as bf16.
+INLINE void store_row(bf16* to, Row x, __mmask32 mask) {
+    if (can_stream(to, mask))
+        _mm512_stream_si512(reinterpret_cast<__m512i*>(to), round_row(x));
+    else
+        _mm512_mask_storeu_epi16(to, mask, round_row(x));
+}
 
 constexpr float LOG2_E = 1.44269504f;
 

@@ -1,7 +1,7 @@
-// emulated_units.h: the instructions of llmc/cpu/matrix_units.h in plain C++, as Intel's manual defines them (Software
-// Developer's Manual volume 2: VCVTNE2PS2BF16, VDPBF16PS, LDTILECFG, TDPBF16PS). With them the AMX and AVX512-BF16
-// sources run on any machine with AVX-512, also under AddressSanitizer. Compile with -DEMULATED_UNITS, and include this
-// file first.
+// emulated_units.h: the bf16 instructions of llmc/cpu/matrix_microkernel.h in plain C++, as Intel's manual defines them
+// (Software Developer's Manual volume 2: VCVTNE2PS2BF16, VDPBF16PS, LDTILECFG, TDPBF16PS). With them the AMX and
+// AVX512-BF16 sources run on any machine with AVX-512, also under AddressSanitizer. Compile with -DEMULATED_UNITS, and
+// include this file first.
 #pragma once
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
