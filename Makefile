@@ -56,7 +56,7 @@ BENCHES     := $(patsubst dev/bench/%.cpp,$(BUILD)/%,$(wildcard dev/bench/bench_
 TEST_MAIN   := $(BUILD)/dev/test/support/main.o
 TEST_BASE   := $(TEST_MAIN) $(BUILD)/llmc/cpu/reference.o
 # These programs run AMX and AVX512-BF16 in plain C++ (dev/test/support/emulated_units.h).
-UNITS       := train_gpt2_amx units/test_gpt2 units/test_matmul units/test_matrix_attention units/test_head
+UNITS       := train_gpt2_amx units/test_gpt2 units/test_matmul units/test_attention units/test_head
 UNITS       := $(if $(filter x86_64,$(ARCH)),$(UNITS:%=$(BUILD)/%))
 UNITS_NAMES := $(addprefix llmc/cpu/,amx avx512bf16 isa)
 

@@ -27,7 +27,7 @@ KERNELS = GPU_TESTS + SIMT
 SHOWN_STORES = [*SIMT, "test_gpu_attention_wgmma", "test_gpu_matmul_wgmma"]  # SANITIZE=stores
 EMULATED = [f"emulator/{name}" for name in [*KERNELS, "test_gpt2cu"]]
 # Tests with the CPU's matrix instructions in plain C++ (support/emulated_units.h), for machines with AVX-512.
-UNITS = ["units/test_gpt2", "units/test_matmul", "units/test_matrix_attention", "units/test_head"]
+UNITS = ["units/test_gpt2", "units/test_matmul", "units/test_attention", "units/test_head"]
 TOO_SLOW_SANITIZED = ["test_checkpoint_faults", "test_matmul", "test_tokenize_refused"]
 # With kernels that use scratch or shared memory.
 MEMORY_TESTS = [*SIMT, "test_gpu_attention", "test_gpu_layernorm", "test_gpu_embedding"]

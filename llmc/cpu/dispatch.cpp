@@ -1,9 +1,10 @@
 // dispatch.cpp: each cpu::<op> checks its sizes and calls the variant that isa() selects. The scratch size of all
-// operations, and the matmuls of many matrices, which are several calls of the matmul.
+// operations, and the matmuls that are calls of the matmul: those in FP8 and those of many matrices.
 #include <algorithm>
 #include <utility>
 #include <vector>
 
+#include "base/fp8.h"
 #include "base/host.h"
 #include "cpu/variants.h"
 
@@ -31,12 +32,11 @@ static const Operations<floatX>* best_with(Op Operations<floatX>::*op) {
     return nullptr;
 }
 
+// Those of the best set that has all of them, as vector code.
 template <class floatX>
-const Operations<floatX>& vector_operations() {
+static const Operations<floatX>& vector_operations() {
     return *best_with(&Operations<floatX>::adamw);
 }
-template const Operations<float>& vector_operations<float>();
-template const Operations<bf16>& vector_operations<bf16>();
 
 // The matmuls and attention of a matrix unit; null without one for this element type.
 template <class floatX>
@@ -51,15 +51,22 @@ static const Operations<floatX>& unit_operations() {
     return unit ? *unit : vector_operations<floatX>();
 }
 
-static void check_rows(const char* op, int64_t rows, int width) {
-    INVARIANT(rows >= 1 && width >= 1, "%s of %lld rows of %d: there must be at least one of each", op,
-              static_cast<long long>(rows), width);
+// Raises *amax (Out), if it is not null. fp32 tensors have none.
+template <class floatX>
+static void raise_amax(float* amax, const floatX* x, int64_t count) {
+    if (!amax) return;
+    if constexpr (sizeof(floatX) == 2) {
+        // As integers, magnitudes are in the order of their values, and NaN is above all others.
+        uint32_t largest = __builtin_bit_cast(uint32_t, *amax) >> 16;
+#pragma omp parallel for simd schedule(static) reduction(max : largest)
+        for (int64_t i = 0; i < count; i++) largest = std::max(largest, uint32_t(x[i].bits) & 0x7fff);
+        *amax = __builtin_bit_cast(float, largest << 16);
+    }
 }
 
 template <class floatX>
 void embedding_forward(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, int B, int T, int C,
                        VocabShard shard, Stream stream) {
-    check_rows("embedding_forward", int64_t(B) * T, C);
     check_vocab_shard("embedding_forward", shard);
     vector_operations<floatX>().embedding_forward(out, tokens, wte, wpe, B, T, C, shard, stream);
 }
@@ -67,7 +74,6 @@ void embedding_forward(floatX* out, const int* tokens, const floatX* wte, const 
 template <class floatX>
 void embedding_backward(float* dwte, float* dwpe, const floatX* dout, const int* tokens, int B, int T, int C,
                         VocabShard shard, Stream stream) {
-    check_rows("embedding_backward", int64_t(B) * T, C);
     check_vocab_shard("embedding_backward", shard);
     vector_operations<floatX>().embedding_backward(dwte, dwpe, dout, tokens, B, T, C, shard, stream);
 }
@@ -75,7 +81,6 @@ void embedding_backward(float* dwte, float* dwpe, const floatX* dout, const int*
 template <class floatX>
 void layernorm_forward(Out<floatX> out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                        const floatX* bias, int N, int C, Stream stream) {
-    check_rows("layernorm_forward", N, C);
     vector_operations<floatX>().layernorm_forward(out, mean, rstd, inp, weight, bias, N, C, stream);
     raise_amax(out.amax, out.data, int64_t(N) * C);
 }
@@ -84,7 +89,6 @@ template <class floatX>
 void layernorm_backward(Out<floatX> dinp, float* dweight, float* dbias, float* dbranch_bias, const floatX* dout,
                         const floatX* inp, const floatX* weight, const float* mean, const float* rstd,
                         const floatX* dresidual, int N, int C, Stream stream) {
-    check_rows("layernorm_backward", N, C);
     vector_operations<floatX>().layernorm_backward(dinp, dweight, dbias, dbranch_bias, dout, inp, weight, mean, rstd,
                                                    dresidual, N, C, stream);
     raise_amax(dinp.amax, dinp.data, int64_t(N) * C);
@@ -93,7 +97,6 @@ void layernorm_backward(Out<floatX> dinp, float* dweight, float* dbias, float* d
 template <class floatX>
 void add_residual(floatX* out, const floatX* inp, const floatX* residual, const floatX* bias, int N, int C,
                   Stream stream) {
-    check_rows("add_residual", N, C);
     vector_operations<floatX>().add_residual(out, inp, residual, bias, N, C, stream);
 }
 
@@ -104,29 +107,19 @@ static const Operations<floatX>& attention_operations(int HS) {
     return unit ? *unit : vector_operations<floatX>();
 }
 
-static void check_attention(const char* op, int B, int T, int NH, int HS) {
-    INVARIANT(B >= 1 && T >= 1 && NH >= 1,
-              "%s of %d sequences of %d tokens, %d heads: there must be at least one of each", op, B, T, NH);
-    ENSURE(HS >= 1 && HS <= 256, "%s: heads of %d channels; they have 1 to 256, so choose another number of heads", op,
-           HS);
-}
-
 template <class floatX>
 void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, int HS, Stream stream) {
-    check_attention("attention_forward", B, T, NH, HS);
     attention_operations<floatX>(HS).attention_forward(out, lse, qkv, B, T, NH, HS, stream);
 }
 
 template <class floatX>
 void attention_backward(floatX* dqkv, const floatX* dout, const floatX* out, const float* lse, const floatX* qkv, int B,
                         int T, int NH, int HS, Stream stream) {
-    check_attention("attention_backward", B, T, NH, HS);
     attention_operations<floatX>(HS).attention_backward(dqkv, dout, out, lse, qkv, B, T, NH, HS, stream);
 }
 
 template <class floatX>
 void attention_decode(floatX* out, const floatX* qkv, int T, int NH, int HS, Stream stream) {
-    check_attention("attention_decode", 1, T, NH, HS);
     vector_operations<floatX>().attention_decode(out, qkv, T, NH, HS, stream);
 }
 
@@ -182,14 +175,8 @@ void adamw(floatX* weight, float* master, Moment m, Moment v, const float* grad,
 // ---- Matmuls, and the memory of all operations
 
 template <class floatX>
-static double sum_of_threads() {
-    if (const auto* unit = matrix_operations<floatX>()) return unit->measure_peak_flops();
-    return vector_operations<float>().measure_peak_flops();
-}
-
-template <class floatX>
 double measure_peak_flops() {  // threads that share a core each measure its full rate, hence the factor
-    return sum_of_threads<floatX>() * std::min(1.0, cores_available() / openmp_threads());
+    return unit_operations<floatX>().measure_peak_flops() * std::min(1.0, cores_available() / openmp_threads());
 }
 template double measure_peak_flops<float>();
 template double measure_peak_flops<bf16>();
@@ -238,14 +225,58 @@ void pack_weight(void* packed, const floatX* weight, int OC, int IC, Stream stre
     if (const auto* unit = matrix_operations<floatX>()) unit->pack_weight(packed, weight, OC, IC, stream);
 }
 
-static void check_sizes(int N, int IC, int OC) {
-    INVARIANT(N >= 1 && IC >= 1 && OC >= 1, "a matmul of (%d, %d) and (%d, %d): every size must be at least 1", N, IC,
-              IC, OC);
+// ---- Matmuls in FP8. Operands are rounded to the values of a GPU's FP8 operands. These are exact in bf16, so the bf16
+// matmuls then compute the same products; only the order of the sums differs.
+
+template <class Format>
+static void round_to_fp8(bf16* out, const bf16* x, int64_t count, float amax) {
+    const Fp8Scale s = fp8_scale<Format>(amax);
+#pragma omp parallel for simd schedule(static)
+    for (int64_t i = 0; i < count; i++)
+        round_to(out[i], fp8_value<Format>(fp8_code<Format>(float(x[i]) * s.scale)) * s.inverse);
+}
+
+int64_t fp8_weight_bytes(int OC, int IC) { return round_up<int64_t>(int64_t(OC) * IC * int64_t(sizeof(bf16)), 64); }
+
+void pack_fp8_weight(void* packed, const bf16* weight, int OC, int IC, Stream) {
+    const int64_t count = int64_t(OC) * IC;
+    float amax = 0.0f;
+    raise_amax(&amax, weight, count);
+    round_to_fp8<E4M3>(static_cast<bf16*>(packed), weight, count, amax);
+}
+
+// The workspace has inp and dout, rounded.
+int64_t fp8_workspace_bytes(int N, int IC, int OC) { return fp8_weight_bytes(N, IC) + fp8_weight_bytes(N, OC); }
+
+static const bf16* rounded_input(const Fp8& fp8, const bf16* inp, int64_t count) {
+    bf16* const rounded = static_cast<bf16*>(fp8.workspace);
+    round_to_fp8<E4M3>(rounded, inp, count, *fp8.input_amax);
+    return rounded;
+}
+
+static void fp8_matmul_forward(MatmulForward<bf16> m, int N, int IC, int OC, Stream stream) {
+    const Fp8 fp8 = m.weight.fp8;
+    if (fp8.finds_input_amax) raise_amax(fp8.input_amax, m.inp, int64_t(N) * IC);
+    m.inp = rounded_input(fp8, m.inp, int64_t(N) * IC);
+    m.weight = {static_cast<const bf16*>(fp8.packed), nullptr};  // the rounded rows
+    matmul_forward(m, N, IC, OC, stream);
+}
+
+static void fp8_matmul_backward(MatmulBackward<bf16> m, int N, int IC, int OC, Stream stream) {
+    const Fp8 fp8 = m.weight.fp8;
+    bf16* dout = reinterpret_cast<bf16*>(static_cast<char*>(fp8.workspace) + fp8_weight_bytes(N, IC));
+    if (fp8.finds_gradient_amax) raise_amax(fp8.gradient_amax, m.dout, int64_t(N) * OC);
+    round_to_fp8<E5M2>(dout, m.dout, int64_t(N) * OC, *fp8.gradient_amax);
+    if (m.dbias) vector_operations<bf16>().column_sums(m.dbias, m.dout, N, OC, m.accumulate);
+    m.dbias = nullptr;
+    m.dout = dout;
+    m.inp = rounded_input(fp8, m.inp, int64_t(N) * IC);
+    m.weight = {static_cast<const bf16*>(fp8.packed), nullptr};
+    matmul_backward(m, N, IC, OC, stream);
 }
 
 template <class floatX>
 void matmul_forward(const MatmulForward<floatX>& m, int N, int IC, int OC, Stream stream) {
-    check_sizes(N, IC, OC);
     INVARIANT(!m.pre_gelu || !m.residual, "a matmul of (%d, %d) with both GELU and a residual", N, IC);
     if constexpr (sizeof(floatX) == 2)
         if (m.weight.in_fp8(N)) return fp8_matmul_forward(m, N, IC, OC, stream);
@@ -257,7 +288,6 @@ void matmul_forward(const MatmulForward<floatX>& m, int N, int IC, int OC, Strea
 
 template <class floatX>
 void matmul_backward(const MatmulBackward<floatX>& m, int N, int IC, int OC, Stream stream) {
-    check_sizes(N, IC, OC);
     m.check_gradients(m.weight.in_fp8(N));
     if constexpr (sizeof(floatX) == 2)
         if (m.weight.in_fp8(N)) return fp8_matmul_backward(m, N, IC, OC, stream);

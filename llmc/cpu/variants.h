@@ -4,9 +4,9 @@
 // variant of the best set up to isa() that has it (dispatch.cpp). Tests compare all variants with cpu::reference
 // (reference.cpp).
 //
-// Variants read neither amax nor an FP8 weight, which are up to cpu::<op> (fp8_matmul.cpp). Their sources must not emit
-// inline functions of others: of several copies the linker keeps one, perhaps one with instructions that the CPU lacks.
-// So they are compiled with -O1 at least, and test_cpu_isa.py looks for such copies.
+// Variants read neither amax nor an FP8 weight, which are up to cpu::<op>. Their sources must not emit inline functions
+// of others: of several copies the linker keeps one, perhaps one with instructions that the CPU lacks. So they are
+// compiled with -O1 at least, and test_cpu_isa.py looks for such copies.
 #pragma once
 #include "cpu/isa.h"
 #include "ops/ops.h"
@@ -54,10 +54,6 @@ namespace reference {
 #include "ops/ops.inc"
 }
 
-// The operations of the best set up to isa() that has all of them, as vector code.
-template <class floatX>
-const Operations<floatX>& vector_operations();
-
 // The peak FLOP/s that MFU is relative to: the microkernel's rate on operands in the nearest caches, summed over all
 // threads, or over as many of them as there are cores. bf16: the matrix unit's microkernel, or the fp32 one on CPUs
 // without a matrix unit. Takes 0.05 s.
@@ -78,12 +74,5 @@ double peak_of(const Run& run, double flop) {
     }
     return best;
 }
-
-// fp8_matmul.cpp. raise_amax raises *amax (Out), if it is not null. The matmuls are those of ops.inc with
-// weight.in_fp8(N).
-void raise_amax(float* amax, const bf16* x, int64_t count);
-inline void raise_amax(float*, const float*, int64_t) {}  // fp32 tensors have no FP8 copies
-void fp8_matmul_forward(MatmulForward<bf16> m, int N, int IC, int OC, Stream stream);
-void fp8_matmul_backward(MatmulBackward<bf16> m, int N, int IC, int OC, Stream stream);
 
 }  // namespace cpu

@@ -1,7 +1,28 @@
 // cpu_backend.h: runs the shared cases of an operation (cases_<op>.h) on every CPU variant that this machine has.
 #pragma once
+#include <omp.h>
+
 #include "support/cases.h"
-#include "support/each_variant.h"
+
+// Sets the instruction set and the number of threads of the operations until the end of the scope.
+struct RunsOn {
+    Isa isa_before = isa();
+    int threads_before = omp_get_max_threads();
+    RunsOn(Isa level, int threads) {
+        set_isa(level);
+        omp_set_num_threads(threads);
+    }
+    ~RunsOn() {
+        set_isa(isa_before);
+        omp_set_num_threads(threads_before);
+    }
+};
+
+inline std::vector<Isa> available_isas(Isa highest = best_isa()) {
+    std::vector<Isa> levels;
+    for (int i = 0; i <= int(std::min(highest, best_isa())); i++) levels.push_back(Isa(i));
+    return levels;
+}
 
 struct CpuBackend : OnHost {
     std::vector<Isa> levels = available_isas();

@@ -1,7 +1,6 @@
 // test_dispatch.cpp: the instruction sets that can be chosen (test_cpu_isa.py tests CPU_ISA), and that the scratch
 // memory of each vector variant is enough for its operations.
-#include "support/each_variant.h"
-#include "support/test.h"
+#include "support/cpu_backend.h"
 
 TEST_CASE("the detected instruction sets agree with the compiler's, and none beyond can be chosen") {
 #if defined(__x86_64__)
@@ -29,7 +28,7 @@ TEST_CASE_TEMPLATE("the operations stay within the scratch that was planned", fl
     for (const Isa level : available_isas(Isa::avx512)) {
         const RunsOn setting(level, threads);
         // Memory that another level or type has reserved cannot hide an error: the number of bytes is the same for all.
-        const int64_t bytes = cpu::vector_operations<float>().scratch_bytes(B, T, C, NH, Vp);
+        const int64_t bytes = cpu::base::variant.of_float.scratch_bytes(B, T, C, NH, Vp);
         device_reserve_scratch(bytes);
         CHECK_NOTHROW(cpu::attention_forward(out.data(), statistics.data(), x.data(), B, T, NH, HS, nullptr));
         CHECK_NOTHROW(cpu::attention_backward(dx.data(), out.data(), out.data(), statistics.data(), x.data(), B, T, NH,

@@ -1,5 +1,4 @@
 // test_fp8_matmul.cpp: the shared cases of the FP8 matmuls (cases_fp8.h) on every CPU variant.
-#include "cpu/variants.h"
 #include "support/cases_fp8.h"
 #include "support/cpu_backend.h"
 
@@ -47,22 +46,7 @@ TEST_CASE("NaN and infinity are not rounded to the largest FP8 value") { not_fin
 
 TEST_CASE("a single row is multiplied in bf16") { single_row(cpu_backend, 96, 128); }
 
-TEST_CASE("LayerNorm, GELU and raise_amax raise amax to the largest magnitude, or to NaN") {
+TEST_CASE("LayerNorm and GELU raise amax to the largest magnitude of their output") {
     amax_of_outputs(cpu_backend, 1, 16);
     amax_of_outputs(cpu_backend, 37, 80);
-    auto x = random_tensor<bf16>(1000, 1);
-    float amax = 0.0f;
-    const auto raised = [&](int64_t count) {
-        cpu::raise_amax(&amax, x.data(), count);
-        return amax;
-    };
-    CHECK(raised(1000) == largest(x));
-    x[999] = bf16(-100.0f);
-    CHECK(raised(1000) == 100.0f);
-    CHECK(raised(999) == 100.0f);
-    x[17] = bf16(-INFINITY);
-    CHECK(std::isinf(raised(1000)));
-    x[3] = bf16(NAN);
-    CHECK(std::isnan(raised(1000)));
-    CHECK(std::isnan(raised(0)));
 }

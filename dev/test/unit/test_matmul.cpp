@@ -127,15 +127,7 @@ TEST_CASE_TEMPLATE("NaN and infinity reach exactly the outputs that depend on th
     for (const int N : {40, 1}) not_finite<floatX>(cpu_backend, {N, 50, 70});
 }
 
-TEST_CASE("matmuls of sizes below 1, and a backward pass without gradients, are refused") {
-    const Inputs<float> in({1, 1, 1});
-    float out = 0.0f;
-    const Weight<float> weight = {in.weight.data(), nullptr};
-    CHECK_THROWS_WITH_AS(
-        cpu::matmul_forward<float>({.out = &out, .inp = in.inp.data(), .weight = weight}, 0, 1, 1, nullptr),
-        doctest::Contains("a matmul of (0, 1) and (1, 1): every size must be at least 1"), Error);
-    refuse_no_gradients();
-}
+TEST_CASE("a backward pass without gradients is refused") { refuse_no_gradients(); }
 
 TEST_CASE_TEMPLATE("products of a batch of matrices agree with the definition", floatX, float, bf16) {
     for (const auto& [count, s] : {std::pair(1, Shape{8, 8, 8}), {3, {24, 96, 24}}, {4, {33, 40, 56}}})

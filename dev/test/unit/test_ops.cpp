@@ -24,8 +24,6 @@ TEST_CASE_TEMPLATE("a matmul's output, its bias and the residual stream are adde
     for (const int C : {1, 7, 15, 16, 17, 33}) residual_cases::compare<floatX>(cpu_backend, 65, C);
 }
 
-TEST_CASE("add_residual of no rows is refused") { residual_cases::refuse_no_rows(); }
-
 // A lane adds up to count / 1024 / 16 + 64 positive squares in float. The error in roundings is about the square root
 // of that number.
 TEST_CASE("the sum of squares of any count agrees with the definition, and is NaN if an element is NaN") {
