@@ -93,25 +93,19 @@ void* map_zeroed(int64_t mapped) {
     return nullptr;
 }
 
-struct Scratch {
+struct {
     void* data = nullptr;
     int64_t bytes = 0;
     bool reserved = false;
-};
-
-Scratch& the_scratch() {
-    static Scratch scratch;
-    return scratch;
-}
+} the_scratch;
 
 void grow_scratch(int64_t bytes) {
-    Scratch& s = the_scratch();
-    if (bytes <= s.bytes) return;
-    cpu::release(s.data);
-    s.data = nullptr;  // allocate may throw
-    s.bytes = 0;
-    s.data = cpu::allocate(bytes, "working memory of the operations", true);
-    s.bytes = bytes;
+    if (bytes <= the_scratch.bytes) return;
+    cpu::release(the_scratch.data);
+    the_scratch.data = nullptr;  // allocate may throw
+    the_scratch.bytes = 0;
+    the_scratch.data = cpu::allocate(bytes, "working memory of the operations", true);
+    the_scratch.bytes = bytes;
 }
 
 }  // namespace
@@ -158,16 +152,15 @@ int64_t bytes_allocated() {
 
 void reserve_scratch(int64_t bytes) {
     grow_scratch(bytes);
-    the_scratch().reserved = true;
+    the_scratch.reserved = true;
 }
 
 void* scratch(int64_t bytes) {
-    const Scratch& s = the_scratch();
-    if (bytes > s.bytes && s.reserved)
-        fail(EXIT_INTERNAL, "an operation asks for %s bytes of working memory, %s are reserved: scratch_bytes is wrong",
-             with_commas(bytes).c_str(), with_commas(s.bytes).c_str());
+    INVARIANT(!the_scratch.reserved || bytes <= the_scratch.bytes,
+              "an operation asks for %s bytes of working memory, %s are reserved: scratch_bytes is wrong",
+              with_commas(bytes).c_str(), with_commas(the_scratch.bytes).c_str());
     grow_scratch(bytes);
-    return s.data;
+    return the_scratch.data;
 }
 
 }  // namespace cpu

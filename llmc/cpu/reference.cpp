@@ -1,14 +1,14 @@
-// reference.cpp: every operation of the model in plain loops, in the order of a training step (ops.inc). This page
+// reference.cpp: the operations of the model in plain loops, in the order of a training step (ops.inc). This page
 // says what the operations compute; tests compare all faster variants with it, and no other program links it. Sums are
 // float, in the order of the indices, and each result is rounded to floatX once. Operations that have a single
-// implementation, such as those on gradients, are in small_ops.cpp and in dispatch.cpp.
+// implementation, such as those on gradients, are in small_ops.cpp and in dispatch.cpp; the head, whose tests need a
+// definition in double, is in dev/test/support/cases_head.h.
 #include <algorithm>
 #include <cmath>
 #include <type_traits>
 #include <vector>
 
 #include "base/random.h"
-#include "cpu/moments.h"
 #include "cpu/variants.h"
 
 namespace cpu::reference {
@@ -116,14 +116,6 @@ static float gelu_derivative(float x) {
 }
 
 template <class floatX>
-int64_t packed_bytes(int, int) {
-    return 0;
-}
-
-template <class floatX>
-void pack_weight(void*, const floatX*, int, int, Stream) {}
-
-template <class floatX>
 void matmul_forward(const MatmulForward<floatX>& m, int N, int IC, int OC, Stream) {
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++)
@@ -185,9 +177,10 @@ void add_residual(floatX* out, const floatX* inp, const floatX* residual, const 
 // ---- Causal attention, one row of scores at a time: out[t] = sum over j <= t of softmax(scale * q[t].k[j]) v[j] with
 // scale = 1 / sqrt(HS), and lse[t] = log(sum over j of exp(score)).
 
-static float dot(const float* a, const float* b, int count) {
+template <class floatX>
+static float dot(const floatX* a, const floatX* b, int count) {
     float sum = 0.0f;
-    for (int i = 0; i < count; i++) sum += a[i] * b[i];
+    for (int i = 0; i < count; i++) sum += float(a[i]) * float(b[i]);
     return sum;
 }
 
@@ -299,81 +292,6 @@ void gelu_backward(Out<floatX> dinp, const floatX* inp, const floatX* dout, int6
     for (int64_t i = 0; i < count; i++) dinp.data[i] = floatX(float(dout[i]) * gelu_derivative(float(inp[i])));
 }
 
-// ---- The head: e = exp(logit - target's logit), S = the sum of e, loss = log(1 + S)
-
-template <class floatX>
-static float dot(const floatX* a, const floatX* b, int C) {
-    float sum = 0.0f;
-    for (int c = 0; c < C; c++) sum += float(a[c]) * float(b[c]);
-    return sum;
-}
-
-template <class floatX>
-static const floatX* row_of(const floatX* matrix, int64_t row, int columns) {
-    return matrix + row * columns;
-}
-
-template <class floatX>
-int64_t head_bytes(int N, int, int Vp, bool keep) {
-    return keep ? int64_t(N) * Vp * int64_t(sizeof(floatX)) : 0;
-}
-
-template <class floatX>
-void head_targets(float* target_logits, const HeadInput<floatX>& head, Stream) {
-#pragma omp parallel for
-    for (int n = 0; n < head.N; n++) {
-        const int column = head.shard.row(head.targets[n]);
-        target_logits[n] =
-            column < 0 ? 0.0f : dot(row_of(head.inp, n, head.C), row_of(head.weight.rows, column, head.C), head.C);
-    }
-}
-
-template <class floatX>
-void head_forward(float* sums, void* exponentials, const float* target_logits, const HeadInput<floatX>& head, bool keep,
-                  Stream) {
-#pragma omp parallel for
-    for (int n = 0; n < head.N; n++) {
-        floatX* e = keep ? static_cast<floatX*>(exponentials) + int64_t(n) * head.Vp : nullptr;
-        sums[n] = 0.0f;
-        for (int v = 0; v < head.Vp; v++) {
-            float x = 0.0f;
-            if (v < head.shard.count && v != head.shard.row(head.targets[n])) {
-                const float logit = dot(row_of(head.inp, n, head.C), row_of(head.weight.rows, v, head.C), head.C);
-                x = logit - target_logits[n];
-                x = std::exp(x > HEAD_LIMIT ? HEAD_LIMIT : x);  // NaN stays NaN
-            }
-            sums[n] += x;
-            if (keep) e[v] = floatX(x);
-        }
-    }
-}
-
-template <class floatX>
-void head_backward(floatX* dinp, float* dweight, void* exponentials, const float* sums, const HeadInput<floatX>& head,
-                   float scale, bool accumulate, Stream) {
-    // The gradient of a logit: f e, or -f S at the target.
-    const auto gradient = [&](int n, int v) {
-        if (head.targets[n] < 0) return 0.0f;
-        const float f = scale / (1.0f + sums[n]);
-        if (v == head.shard.row(head.targets[n])) return -f * sums[n];
-        return f * float(static_cast<const floatX*>(exponentials)[int64_t(n) * head.Vp + v]);
-    };
-#pragma omp parallel for
-    for (int n = 0; n < head.N; n++) {
-        std::vector<float> sum(size_t(head.C), 0.0f);
-        for (int v = 0; v < head.Vp; v++)
-            for (int c = 0; c < head.C; c++) sum[c] += gradient(n, v) * float(row_of(head.weight.rows, v, head.C)[c]);
-        for (int c = 0; c < head.C; c++) dinp[int64_t(n) * head.C + c] = floatX(sum[c]);
-    }
-#pragma omp parallel for
-    for (int v = 0; v < head.Vp; v++) {
-        float* row = dweight + int64_t(v) * head.C;
-        for (int c = 0; c < head.C; c++) row[c] = accumulate ? row[c] : 0.0f;
-        for (int n = 0; n < head.N; n++)
-            for (int c = 0; c < head.C; c++) row[c] += gradient(n, v) * float(head.inp[int64_t(n) * head.C + c]);
-    }
-}
-
 // ---- Gradient norm and AdamW
 
 // out = sum of x^2
@@ -395,35 +313,28 @@ void adamw(floatX* weight, float* master, Moment moment1, Moment moment2, const 
         moments{config.seed, MOMENT_STREAMS + uint64_t(step)};
     const float correction1 = float(1.0 - std::pow(double(config.beta1), step));
     const float correction2 = float(1.0 - std::pow(double(config.beta2), step));
-#pragma omp parallel for
-    for (int64_t block = 0; block < count; block += FLAT_ALIGN) {
-        float m[FLAT_ALIGN], v[FLAT_ALIGN];
-        read_block<WhichMoment::first>(m, moment1, block);
-        read_block<WhichMoment::second>(v, moment2, block);
-        for (int64_t k = 0; k < FLAT_ALIGN; k++) {
-            const int64_t i = block + k;
-            const float g = grad[i] * *factor;
-            m[k] = config.beta1 * m[k] + (1.0f - config.beta1) * g;
-            v[k] = config.beta2 * v[k] + (1.0f - config.beta2) * g * g;
-            const float update = (m[k] / correction1) / (std::sqrt(v[k] / correction2) + config.eps);
-            float w = master ? master[i] : float(weight[i]);
-            w -= lr * (update + (decay.run(begin + i).decays ? config.weight_decay : 0.0f) * w);
-            if (master) {
-                master[i] = w;
-                weight[i] = floatX(w);
-            } else {
-                weight[i] = floatX(round_randomly(w, random.bits16(uint64_t(begin + i))));
-            }
+    std::vector<float> m(static_cast<size_t>(count)), v(static_cast<size_t>(count));
+    cpu::widen_moment(m.data(), moment1, WhichMoment::first, count, nullptr);
+    cpu::widen_moment(v.data(), moment2, WhichMoment::second, count, nullptr);
+    for (int64_t i = 0; i < count; i++) {
+        const float g = grad[i] * *factor;
+        m[i] = config.beta1 * m[i] + (1.0f - config.beta1) * g;
+        v[i] = config.beta2 * v[i] + (1.0f - config.beta2) * g * g;
+        const float update = (m[i] / correction1) / (std::sqrt(v[i] / correction2) + config.eps);
+        float w = master ? master[i] : float(weight[i]);
+        w -= lr * (update + (decay.run(begin + i).decays ? config.weight_decay : 0.0f) * w);
+        if (master) {
+            master[i] = w;
+            weight[i] = floatX(w);
+        } else {
+            weight[i] = floatX(round_randomly(w, random.bits16(uint64_t(begin + i))));
         }
-        const MomentBits bits(moments, begin + block);
-        write_block<WhichMoment::first>(moment1, block, m, &bits);
-        write_block<WhichMoment::second>(moment2, block, v, &bits);
     }
+    round_moment(moment1, m.data(), WhichMoment::first, begin, count, moments);
+    round_moment(moment2, v.data(), WhichMoment::second, begin, count, moments);
 }
 
 #define OP(op) INSTANTIATE(op);
-EACH_OPERATION(OP)
-INSTANTIATE(packed_bytes);
-INSTANTIATE(pack_weight);
+EACH_DEFINED(OP)
 
 }  // namespace cpu::reference

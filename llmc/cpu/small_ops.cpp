@@ -5,9 +5,9 @@
 #include <limits>
 #include <type_traits>
 
+#include "base/moments.h"
 #include "base/random.h"
-#include "cpu/moments.h"
-#include "ops/ops.h"
+#include "cpu/variants.h"
 
 // The logarithm is computed in double, because log1pf of glibc before 2.41 rounds one argument in 100 otherwise than
 // later ones.
@@ -58,30 +58,73 @@ void cpu::clip_factor(float* norm, float* factor, const float* squares, const fl
         *factor = max_norm > 0.0f && *norm > max_norm ? max_norm / *norm : 1.0f;
 }
 
-// ---- the optimizer's moments
+// ---- The optimizer's moments, in blocks of FLAT_ALIGN elements
 
-template <WhichMoment WHICH>
-static void widen(float* out, const Moment& moment, int64_t count) {
-#pragma omp parallel for schedule(static)
-    for (int64_t i = 0; i < count; i += FLAT_ALIGN)
-        cpu::read_block<WHICH>(*reinterpret_cast<float(*)[FLAT_ALIGN]>(out + i), moment, i);
+// Calls run with the format of a moment's codes.
+template <class Run>
+static void with_format(WhichMoment which, const Run& run) {
+    which == WhichMoment::first ? run(SignedMoment()) : run(RootMoment());
 }
 
-template <WhichMoment WHICH>
-static void store(const Moment& moment, const float* values, int64_t count) {
-#pragma omp parallel for schedule(static)
-    for (int64_t i = 0; i < count; i += FLAT_ALIGN)
-        cpu::write_block<WHICH>(moment, i, *reinterpret_cast<const float(*)[FLAT_ALIGN]>(values + i), nullptr);
+// moment: from the block's first element on.
+static void read_block(float* out, const Moment& moment, WhichMoment which) {
+    if (moment.dtype == MomentDtype::fp32)
+        return void(std::copy_n(static_cast<const float*>(moment.data), FLAT_ALIGN, out));
+    if (moment.dtype == MomentDtype::bf16) {
+        for (int64_t i = 0; i < FLAT_ALIGN; i++) out[i] = float(static_cast<const bf16*>(moment.data)[i]);
+        return;
+    }
+    with_format(which, [&](auto format) {
+        for (int64_t i = 0; i < FLAT_ALIGN; i++) {
+            const float x =
+                moment_value<decltype(format)>(static_cast<const uint8_t*>(moment.data)[i], *moment.exponents);
+            out[i] = which == WhichMoment::first ? x : x * x;
+        }
+    });
+}
+
+// Rounds by random bits, of a block from element `index` of the flat buffer on, or without `random` to nearest.
+static void write_block(const Moment& moment, const float* values, WhichMoment which, const Philox* random,
+                        int64_t index) {
+    if (moment.dtype == MomentDtype::fp32)
+        return void(std::copy_n(values, FLAT_ALIGN, static_cast<float*>(moment.data)));
+    uint32_t words[4], bits[FLAT_ALIGN];
+    if (random) random->words(words, uint64_t(index / FLAT_ALIGN));
+    for (uint32_t i = 0; i < FLAT_ALIGN && random; i++) bits[i] = moment_bits(words[i / 16], i);
+    with_format(which, [&](auto format) {
+        using Format = decltype(format);
+        if (moment.dtype == MomentDtype::bf16) {
+            auto* const out = static_cast<bf16*>(moment.data);
+            for (int64_t i = 0; i < FLAT_ALIGN; i++)
+                out[i] = random ? round_randomly(values[i], Format::below_bf16(bits[i])) : bf16(values[i]);
+            return;
+        }
+        float x[FLAT_ALIGN], largest = 0.0f;
+        for (int64_t i = 0; i < FLAT_ALIGN; i++) {
+            x[i] = which == WhichMoment::first ? values[i] : std::sqrt(values[i]);
+            largest = std::max(largest, std::fabs(x[i]));
+        }
+        *moment.exponents = block_exponent<Format>(largest);
+        auto* const out = static_cast<uint8_t*>(moment.data);
+        for (int64_t i = 0; i < FLAT_ALIGN; i++)
+            out[i] =
+                moment_code<Format>(x[i], *moment.exponents, random ? Format::below_code(bits[i]) : TO_NEAREST<Format>);
+    });
 }
 
 void cpu::widen_moment(float* out, Moment moment, WhichMoment which, int64_t count, Stream) {
-    which == WhichMoment::first ? widen<WhichMoment::first>(out, moment, count)
-                                : widen<WhichMoment::second>(out, moment, count);
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < count; i += FLAT_ALIGN) read_block(out + i, moment.from(i), which);
 }
 
 void cpu::store_moment(Moment moment, const float* values, WhichMoment which, int64_t count, Stream) {
-    which == WhichMoment::first ? store<WhichMoment::first>(moment, values, count)
-                                : store<WhichMoment::second>(moment, values, count);
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < count; i += FLAT_ALIGN) write_block(moment.from(i), values + i, which, nullptr, i);
+}
+
+void cpu::round_moment(Moment moment, const float* values, WhichMoment which, int64_t begin, int64_t count,
+                       const Philox& random) {
+    for (int64_t i = 0; i < count; i += FLAT_ALIGN) write_block(moment.from(i), values + i, which, &random, begin + i);
 }
 
 // ---- Muon
@@ -111,12 +154,11 @@ void cpu::muon_momentum(float* out, Moment moment1, Moment moment2, const float*
             continue;
         }
         float m[FLAT_ALIGN], v[FLAT_ALIGN];
-        read_block<WhichMoment::first>(m, moment1, block);
-        read_block<WhichMoment::second>(v, moment2, block);
+        read_block(m, moment1.from(block), WhichMoment::first);
+        read_block(v, moment2.from(block), WhichMoment::second);
         momentum_block(out + block, m, v, grad + block, f, mu, config.beta2);
-        const MomentBits bits(random, begin + block);
-        write_block<WhichMoment::first>(moment1, block, m, &bits);
-        write_block<WhichMoment::second>(moment2, block, v, &bits);
+        write_block(moment1.from(block), m, WhichMoment::first, &random, begin + block);
+        write_block(moment2.from(block), v, WhichMoment::second, &random, begin + block);
     }
 }
 

@@ -11,15 +11,17 @@
 #include "cpu/isa.h"
 #include "ops/ops.h"
 
+struct Philox;
+
 namespace cpu {
 
-// The operations on tensors of both element types that a full variant has, in the order of ops.inc.
+// The operations on tensors of both element types that a full variant has. reference.cpp defines the first ones.
 // clang-format off
-#define EACH_OPERATION(OP)                                                                                \
+#define EACH_DEFINED(OP)                                                                                  \
     OP(embedding_forward) OP(embedding_backward) OP(layernorm_forward) OP(layernorm_backward)             \
     OP(matmul_forward) OP(matmul_backward) OP(add_residual) OP(attention_forward) OP(attention_backward)  \
-    OP(attention_decode) OP(gelu_forward) OP(gelu_backward) OP(head_bytes) OP(head_targets)               \
-    OP(head_forward) OP(head_backward) OP(adamw)
+    OP(attention_decode) OP(gelu_forward) OP(gelu_backward) OP(adamw)
+#define EACH_OPERATION(OP) EACH_DEFINED(OP) OP(head_bytes) OP(head_targets) OP(head_forward) OP(head_backward)
 // clang-format on
 
 // The operations of a variant for one element type; null: the variant lacks it.
@@ -74,5 +76,9 @@ double peak_of(const Run& run, double flop) {
     }
     return best;
 }
+
+// store_moment as adamw does it: rounded by random bits (small_ops.cpp). begin: the first element's index.
+void round_moment(Moment moment, const float* values, WhichMoment which, int64_t begin, int64_t count,
+                  const Philox& random);
 
 }  // namespace cpu

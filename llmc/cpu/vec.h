@@ -90,23 +90,18 @@ INLINE shortv round_to_bf16(floatv x) {
     return to_short(x == x ? rounded : high | 0x40);
 }
 
-// Stochastic rounding to bf16 with 16 random bits per lane, the same as round_randomly of random.h.
-INLINE shortv round_randomly(floatv x, uintv random) {
-    const uintv u = (uintv)x;
-    const shortv up_or_down = to_short((u + random) >> 16);
-    const uintv limit = (u & 0x7fffffff) >= 0x7f7f0000 ? ~uintv{} : uintv{};
-    const shortv nearest = to_short(limit);
-    return (round_to_bf16(x) & nearest) | (up_or_down & ~nearest);
-}
-
 INLINE floatv load(const float* p, Full = {}) { return *reinterpret_cast<const floatv_memory*>(p); }
 INLINE floatv load(const bf16* p, Full = {}) { return widen(*reinterpret_cast<const shortv_memory*>(p)); }
 INLINE void store(float* p, floatv x, Full = {}) { *reinterpret_cast<floatv_memory*>(p) = x; }
 INLINE void store(bf16* p, floatv x, Full = {}) { *reinterpret_cast<shortv_memory*>(p) = round_to_bf16(x); }
 
-// Stores VL elements by stochastic rounding, with random (VL).
-INLINE void store_stochastic(bf16* p, floatv x, const uint16_t* random) {
-    *reinterpret_cast<shortv_memory*>(p) = round_randomly(x, to_uint(*reinterpret_cast<const shortv_memory*>(random)));
+// Stores VL elements rounded stochastically with 16 random bits each, the same as round_randomly of random.h.
+INLINE void store_stochastic(bf16* p, floatv x, uintv random) {
+    const uintv u = (uintv)x;
+    const shortv up_or_down = to_short((u + random) >> 16);
+    const uintv limit = (u & 0x7fffffff) >= 0x7f7f0000 ? ~uintv{} : uintv{};
+    const shortv nearest = to_short(limit);
+    *reinterpret_cast<shortv_memory*>(p) = (round_to_bf16(x) & nearest) | (up_or_down & ~nearest);
 }
 
 INLINE uintv load_bytes(const uint8_t* p) {
@@ -157,17 +152,6 @@ INLINE floatv mask_lanes(floatv x, float other, Partial partial) {
     return x;
 }
 
-// Stores x and returns the value stored, x rounded to the element type.
-INLINE floatv store_rounded(float* p, floatv x, auto width) {
-    store(p, x, width);
-    return x;
-}
-INLINE floatv store_rounded(bf16* p, floatv x, auto width) {
-    const shortv rounded = round_to_bf16(x);
-    __builtin_memcpy(p, &rounded, width.lanes * sizeof(bf16));
-    return widen(rounded);
-}
-
 INLINE floatv max(floatv a, floatv b) { return a > b ? a : b; }  // b where either is NaN
 
 // 0 where x < limit, else value. On arm64 gcc 12 compiles ?: to x >= limit and two tests for NaN, hence the intrinsics.
@@ -177,22 +161,6 @@ INLINE floatv zero_below(floatv x, float limit, floatv value) {
 #else
     return x < limit ? floatv{} : value;
 #endif
-}
-
-// The sum and the maximum of the lanes, as a binary tree.
-INLINE float reduce_sum(floatv x) {
-    float lane[VL];
-    __builtin_memcpy(lane, &x, sizeof x);
-    for (int half = VL / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; i++) lane[i] += lane[i + half];
-    return lane[0];
-}
-INLINE float reduce_max(floatv x) {
-    float lane[VL];
-    __builtin_memcpy(lane, &x, sizeof x);
-    for (int half = VL / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; i++) lane[i] = lane[i] > lane[i + half] ? lane[i] : lane[i + half];
-    return lane[0];
 }
 
 INLINE intv max(intv a, intv b) { return a > b ? a : b; }
@@ -207,25 +175,29 @@ INLINE intv min(intv a, intv b) {
 #endif
 }
 
-// The maximum of the lanes, in every lane.
-template <int HALF = VL / 2, int... L>
-INLINE intv max_of_lanes(intv x, std::integer_sequence<int, L...> lanes) {
-    const intv pairs = max(x, __builtin_shufflevector(x, x, (L ^ HALF)...));
-    if constexpr (HALF > 1) return max_of_lanes<HALF / 2>(pairs, lanes);
-    return pairs;
+// The lanes combined by op, as a binary tree.
+template <int HALF = VL / 2, class V, class Op, int... L>
+INLINE auto reduce(V x, const Op& op, std::integer_sequence<int, L...> lanes) {
+    const V pairs = op(x, __builtin_shufflevector(x, x, (L ^ HALF)...));
+    if constexpr (HALF > 1)
+        return reduce<HALF / 2>(pairs, op, lanes);
+    else
+        return pairs[0];
+}
+template <class V>
+INLINE auto reduce_max(V x) {
+    return reduce(
+        x, [](V a, V b) { return max(a, b); }, std::make_integer_sequence<int, VL>());
+}
+INLINE float reduce_sum(floatv x) {
+    return reduce(
+        x, [](floatv a, floatv b) { return a + b; }, std::make_integer_sequence<int, VL>());
 }
 
 INLINE floatv square_root(floatv x) {
-#if defined(__AVX512F__)
-    return _mm512_maskz_sqrt_ps(0xffff, x);  // gcc 12 warns of an uninitialized value in _mm512_sqrt_ps
-#elif defined(__AVX2__)
-    return _mm256_sqrt_ps(x);
-#elif defined(__aarch64__)
-    return (floatv)vsqrtq_f32((float32x4_t)x);
-#else
+#pragma omp simd
     for (int i = 0; i < VL; i++) x[i] = __builtin_sqrtf(x[i]);
     return x;
-#endif
 }
 
 // e^x with a relative error of 1e-7; 0 below -87.3, infinity above 88.3, NaN for NaN. x = n ln 2 + f with |f| <= ln 2 /
@@ -251,19 +223,7 @@ INLINE floatv exp(floatv x) {
 // s is (1 + tanh u) / 2 without its cancellation for negative u.
 constexpr float gelu_slope = 1.5957691216f, gelu_cubic = 0.044715f;  // 2 sqrt(2/pi)
 
-INLINE floatv gelu_logistic(floatv x) { return 1.0f / (1.0f + exp(-gelu_slope * x * (1.0f + gelu_cubic * x * x))); }
-
-INLINE floatv gelu(floatv x) { return x * gelu_logistic(x); }
-
-// d gelu / dx = s + x s (1 - s) 2u'. Beyond |x| = 40, s is 0 or 1 and the second term is 0. x is clamped there, because
-// x^3 may overflow.
-INLINE floatv gelu_derivative(floatv x) {
-    const floatv s = gelu_logistic(x);
-    const floatv below = x > 40.0f ? broadcast(40.0f) : x;
-    const floatv clamped = below < -40.0f ? broadcast(-40.0f) : below;
-    const floatv ds = s * (1.0f - s);
-    return s + clamped * ds * gelu_slope * (1.0f + 3.0f * gelu_cubic * clamped * clamped);
-}
+INLINE floatv gelu(floatv x) { return x * (1.0f / (1.0f + exp(-gelu_slope * x * (1.0f + gelu_cubic * x * x)))); }
 
 // One step of a transposition, for rows a = x[i] and b = x[i + HALF]: swaps the lanes of a whose number has the bit
 // HALF with the lanes of b whose number lacks it.
@@ -284,70 +244,22 @@ INLINE void transpose(floatv (&x)[VL]) {
     if constexpr (2 * HALF < VL) transpose<2 * HALF>(x);
 }
 
-// high, low: the upper and lower 32 bits of the 64-bit products of each lane of x and the factor.
-INLINE void multiply_wide(uintv& high, uintv& low, uintv x, uint32_t factor) {
-#if defined(__AVX512F__) || defined(__AVX2__)
-    typedef uint64_t longv __attribute__((vector_size(4 * VL)));
-#if defined(__AVX512F__)
-    const auto products = [&](longv lanes) {
-        return (longv)_mm512_maskz_mul_epu32(0xff, (__m512i)lanes, _mm512_set1_epi64(factor));
-    };
-#else
-    const auto products = [&](longv lanes) {
-        return (longv)_mm256_mul_epu32((__m256i)lanes, _mm256_set1_epi64x(factor));
-    };
-#endif
-    const longv even = products((longv)x), odd = products((longv)x >> 32);  // vpmuludq takes the even lanes
-    low = (uintv)((even & 0xffffffff) | odd << 32);
-    high = (uintv)(even >> 32 | (odd & 0xffffffff00000000));
-#elif defined(__aarch64__)
-    const uint32x4_t front = (uint32x4_t)vmull_n_u32(vget_low_u32((uint32x4_t)x), factor);
-    const uint32x4_t back = (uint32x4_t)vmull_high_n_u32((uint32x4_t)x, factor);
-    low = (uintv)vuzp1q_u32(front, back);
-    high = (uintv)vuzp2q_u32(front, back);
-#else
+// words (VL, 4) = those of VL indices from `first` on by Philox{seed, stream} of random.h, which are the bits16 of 8 VL
+// consecutive elements. A lane is an index: with all rounds unrolled, compilers vectorize the loop over the lanes.
+INLINE void random_words(uint32_t (*words)[4], uint64_t seed, uint64_t stream, uint64_t first) {
+#pragma omp simd
     for (int i = 0; i < VL; i++) {
-        const uint64_t product = uint64_t(x[i]) * factor;
-        low[i] = uint32_t(product);
-        high[i] = uint32_t(product >> 32);
+        uint32_t x[4] = {uint32_t(first + i), uint32_t((first + i) >> 32), uint32_t(stream), uint32_t(stream >> 32)};
+        uint32_t key[2] = {uint32_t(seed), uint32_t(seed >> 32)};
+#pragma GCC unroll 10
+        for (int round = 0; round < 10; round++) {
+            const uint64_t p0 = uint64_t(0xD2511F53) * x[0], p2 = uint64_t(0xCD9E8D57) * x[2];
+            x[0] = uint32_t(p2 >> 32) ^ x[1] ^ key[0], x[1] = uint32_t(p2);
+            x[2] = uint32_t(p0 >> 32) ^ x[3] ^ key[1], x[3] = uint32_t(p0);
+            key[0] += 0x9E3779B9, key[1] += 0xBB67AE85;
+        }
+        for (int word = 0; word < 4; word++) words[i][word] = x[word];
     }
-#endif
-}
-
-// a, b = a[0], b[0], a[1], b[1], ...
-template <int... L>
-INLINE void interleave(uintv& a, uintv& b, std::integer_sequence<int, L...>) {
-    const uintv low = __builtin_shufflevector(a, b, (L / 2 + L % 2 * VL)...);
-    const uintv high = __builtin_shufflevector(a, b, (L / 2 + L % 2 * VL + VL / 2)...);
-    a = low;
-    b = high;
-}
-
-// The bits16 of 8 VL consecutive elements by Philox{seed, stream} of random.h, which are the words of VL indices from
-// `first` on.
-INLINE void random_bits16(void* bits, uint64_t seed, uint64_t stream, uint64_t first) {
-    uintv x[4] = {uintv{} + uint32_t(first), {}, uintv{} + uint32_t(stream), uintv{} + uint32_t(stream >> 32)};
-    for (int i = 0; i < VL; i++) x[0][i] += uint32_t(i);
-    x[1] = x[0] < uint32_t(first) ? uintv{} + uint32_t((first >> 32) + 1) : uintv{} + uint32_t(first >> 32);
-    uint32_t key[2] = {uint32_t(seed), uint32_t(seed >> 32)};
-    for (int round = 0; round < 10; round++) {
-        uintv high0, low0, high2, low2;
-        multiply_wide(high0, low0, x[0], 0xD2511F53);
-        multiply_wide(high2, low2, x[2], 0xCD9E8D57);
-        x[0] = high2 ^ x[1] ^ key[0];
-        x[1] = low2;
-        x[2] = high0 ^ x[3] ^ key[1];
-        x[3] = low0;
-        key[0] += 0x9E3779B9;
-        key[1] += 0xBB67AE85;
-    }
-    // x[w][lane] is word w of a lane; in memory the four words of a lane are contiguous.
-    constexpr std::make_integer_sequence<int, VL> lanes{};
-    interleave(x[0], x[2], lanes);
-    interleave(x[1], x[3], lanes);
-    interleave(x[0], x[1], lanes);
-    interleave(x[2], x[3], lanes);
-    __builtin_memcpy(bits, x, sizeof x);
 }
 
 }  // namespace

@@ -159,9 +159,9 @@ static void attend(const QueryBlock& block, float* scores, const float* k, const
 struct ForwardScratch {
     float *k, *v, *scores, *rows;
     QueryBlock blocks[QUERY_BLOCKS];
+    int64_t bytes;
 
-    // Sets the pointers, for memory at base (null: to nothing), and returns its size in bytes.
-    int64_t lay_out(void* base, int HS) {
+    ForwardScratch(void* base, int HS) {
         const int HSp = padded_channels(HS);
         Arena arena{base};
         k = arena.take<float>(KEYS * HSp), v = arena.take<float>(KEYS * HSp);
@@ -170,7 +170,7 @@ struct ForwardScratch {
             block.query = arena.take<float>(HSp * QUERIES), block.out = arena.take<float>(HSp * QUERIES);
             block.row_max = arena.take<float>(QUERIES), block.row_sum = arena.take<float>(QUERIES);
         }
-        return arena.bytes;
+        bytes = arena.bytes;
     }
 };
 
@@ -180,9 +180,7 @@ static void attention_forward_task(floatX* out, float* lse, const floatX* qkv, i
                                    void* memory) {
     const int HSp = padded_channels(HS), blocks = ceil_div(last - first, QUERIES);
     const float scale = 1.0f / sqrtf(float(HS));
-    ForwardScratch scratch;
-    scratch.lay_out(memory, HS);
-    const auto [k, v, scores, rows, block] = scratch;
+    const auto [k, v, scores, rows, block, bytes] = ForwardScratch(memory, HS);
     for (int i = 0; i < blocks; i++) {
         const int t = first + i * QUERIES, count = std::min(QUERIES, last - t);
         __builtin_memset(rows + count * HSp, 0, (QUERIES - count) * HSp * sizeof(float));
@@ -224,20 +222,21 @@ struct BackwardScratch {
     float *q_t, *dy_t, *dq_t;  // (HSp, QUERIES)
     float *block_lse, *D;      // (QUERIES)
     float *weights, *dscores;  // (KEYS, QUERIES)
+    int64_t bytes;
 
-    int64_t lay_out(void* base, int T, int HS) {
+    BackwardScratch(void* base, int T, int HS) {
         const int64_t HSp = padded_channels(HS);
         Arena arena{base};
         for (float** array : {&k, &v, &dk, &dv}) *array = arena.take<float>(T * HSp);
         for (float** array : {&q, &q_t, &dy, &dy_t, &dq_t, &rows}) *array = arena.take<float>(QUERIES * HSp);
         for (float** array : {&block_lse, &D}) *array = arena.take<float>(QUERIES);
         for (float** array : {&weights, &dscores}) *array = arena.take<float>(KEYS * QUERIES);
-        return arena.bytes;
+        bytes = arena.bytes;
     }
 };
 
 static int64_t attention_scratch_bytes(int T, int HS) {
-    return std::max(ForwardScratch().lay_out(nullptr, HS), BackwardScratch().lay_out(nullptr, T, HS));
+    return std::max(ForwardScratch(nullptr, HS).bytes, BackwardScratch(nullptr, T, HS).bytes);
 }
 
 // A task is QUERY_BLOCKS blocks of queries of one head. The loop starts with the last queries: they see the most keys.
@@ -282,9 +281,8 @@ static void attention_backward_task(floatX* dqkv, const floatX* dout, const floa
                                     const floatX* qkv, int T, int C, int HS, void* memory) {
     const int HSp = padded_channels(HS);
     const float scale = 1.0f / sqrtf(float(HS));
-    BackwardScratch scratch;
-    scratch.lay_out(memory, T, HS);
-    const auto [k, v, dk, dv, q, dy, rows, q_t, dy_t, dq_t, block_lse, D, weights, dscores] = scratch;
+    const auto [k, v, dk, dv, q, dy, rows, q_t, dy_t, dq_t, block_lse, D, weights, dscores, bytes] =
+        BackwardScratch(memory, T, HS);
     read_rows(k, qkv + C, 3 * C, T, HS, 1.0f);
     read_rows(v, qkv + 2 * C, 3 * C, T, HS, 1.0f);
     __builtin_memset(dk, 0, 2 * int64_t(T) * HSp * sizeof(float));
@@ -343,7 +341,7 @@ void attention_backward(floatX* dqkv, const floatX* dout, const floatX* out, con
 // One head: out (HS), qkv (T, 3C) from the head's first element on. Keys and values are read once, a block at a time.
 template <class floatX>
 static void attention_decode_task(floatX* out, const floatX* qkv, int T, int C, int HS) {
-    constexpr int max_vectors = 256 / VL;  // dispatch.cpp refuses larger heads
+    constexpr int max_vectors = 256 / VL;  // check_config refuses larger heads
     const float scale = 1.0f / sqrtf(float(HS));
     floatv query[max_vectors], result[max_vectors];
     for_vectors(HS, [&](int64_t i, auto width) {

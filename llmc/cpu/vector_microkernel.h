@@ -69,11 +69,13 @@ INLINE float scalar_exp(float x) {
 INLINE float exp_minus_2u(float x) { return scalar_exp(-gelu_slope * (x + gelu_cubic * x * x * x)); }
 INLINE float scalar_gelu(float x) { return x / (1.0f + exp_minus_2u(x)); }
 
-// d gelu / dx = s + s (1 - s) x 2u', where s is the logistic function of 2u. x 2u' may overflow where s (1 - s) is 0.
+// d gelu / dx = s + s (1 - s) x 2u', where s is the logistic function of 2u. Beyond |x| = 12, s is below 1e-38 or 1,
+// and x^3 may overflow, so x is clamped there.
 INLINE float scalar_gelu_derivative(float x) {
+    x = x > 12.0f ? 12.0f : x;
+    x = x < -12.0f ? -12.0f : x;
     const float s = 1.0f / (1.0f + exp_minus_2u(x));
-    const float ds = s * (1.0f - s), x_2du = gelu_slope * x * (1.0f + 3 * gelu_cubic * x * x);
-    return ds == 0.0f ? s : s + ds * x_2du;
+    return s + s * (1.0f - s) * (gelu_slope * x * (1.0f + 3 * gelu_cubic * x * x));
 }
 
 // A vector of LANES floats that may lie anywhere in memory and alias other types.

@@ -10,12 +10,12 @@
 #include <math.h>  // C functions: std::log(float) is an inline function with external linkage (vec.h)
 #include <omp.h>
 
+#include "base/moments.h"
 #include "cpu/memory.h"
 #include "cpu/variants.h"
 #include "cpu/vec.h"
 #include "cpu/vector_attention.h"
 #include "cpu/vector_head.h"
-#include "cpu/vector_moments.h"
 
 namespace cpu::VARIANT {
 
@@ -136,8 +136,8 @@ static inline void layernorm_backward_row(floatX* dinp, ColumnSums sums, const f
         const floatv dnorm = load(dout + c, width) * load(weight + c, width);
         const floatv residual = dresidual ? load(dresidual + c, width) : floatv{};
         const floatv gradient = rstd * (dnorm - average - norm * average_norm);
-        const floatv d = store_rounded(dinp + c, residual + gradient, width);
-        if (sums.dbranch_bias) add_to(sums.dbranch_bias + c, d, width);
+        store(dinp + c, residual + gradient, width);
+        if (sums.dbranch_bias) add_to(sums.dbranch_bias + c, load(dinp + c, width), width);
     });
 }
 
@@ -189,12 +189,8 @@ void gelu_forward(Out<floatX> out, const floatX* inp, int64_t count, Stream) {
 
 template <class floatX>
 void gelu_backward(Out<floatX> dinp, const floatX* inp, const floatX* dout, int64_t count, Stream) {
-    for_chunks(count, 1 << 14, [=](int64_t begin, int64_t end) {
-        for_vectors(end - begin, [&](int64_t i, auto width) {
-            const floatv d = load(dout + begin + i, width);
-            store(dinp.data + begin + i, d * gelu_derivative(load(inp + begin + i, width)), width);
-        });
-    });
+#pragma omp parallel for simd schedule(static)
+    for (int64_t i = 0; i < count; i++) round_to(dinp.data[i], float(dout[i]) * scalar_gelu_derivative(float(inp[i])));
 }
 
 // ---- The head
@@ -245,12 +241,84 @@ void sum_of_squares(float* out, const float* x, int64_t count, Stream) {
     *out = float(total);
 }
 
-// The constants of one AdamW step. inverse_correction1 and inverse_correction2 are 1 / (1 - beta^step). Functions take
-// a copy, because a store of bytes might change what they have by reference, for all that the compiler knows.
+// The moments (ops.inc), in blocks of FLAT_ALIGN elements; base/moments.h has the codes' definition.
+
+constexpr int BLOCK_VECTORS = FLAT_ALIGN / VL;
+
+template <WhichMoment WHICH>
+using MomentFormat = std::conditional_t<WHICH == WhichMoment::first, SignedMoment, RootMoment>;
+
+// Elements i .. i + VL of a block that begins at the moment's first element. base: code_base of the block.
+template <MomentDtype DTYPE, WhichMoment WHICH>
+INLINE floatv load_moment(const Moment& moment, int i, uint32_t base) {
+    if constexpr (DTYPE == MomentDtype::fp32) {
+        return load(static_cast<const float*>(moment.data) + i);
+    } else if constexpr (DTYPE == MomentDtype::bf16) {
+        return load(static_cast<const bf16*>(moment.data) + i);
+    } else {
+        using Format = MomentFormat<WHICH>;
+        const uintv codes = load_bytes(static_cast<const uint8_t*>(moment.data) + i);
+        const uintv magnitude = WHICH == WhichMoment::first ? codes & Format::largest : codes;
+        const uintv bits = (magnitude << Format::shift) + base, value = magnitude != 0 ? bits : uintv{};
+        if constexpr (WHICH == WhichMoment::first) return (floatv)(value | ((codes << 24) & 0x80000000));
+        return (floatv)value * (floatv)value;
+    }
+}
+template <MomentDtype DTYPE, WhichMoment WHICH>
+INLINE uint32_t base_of_block(const Moment& moment) {
+    if constexpr (DTYPE != MomentDtype::block8) return 0;
+    return code_base<MomentFormat<WHICH>>(*moment.exponents);
+}
+
+// The random bits of elements i .. i + VL of a block with these words of Philox (base/moments.h).
+INLINE uintv moment_bits(const uint32_t* words, int i) {
+    uintv lanes;
+    for (int j = 0; j < VL; j++) lanes[j] = uint32_t(j) * 0x9e3779b9u;
+    const uintv x = lanes + (words[i / 16] + uint32_t(i) * 0x9e3779b9u);
+    return (x ^ x >> 16) * 0x7feb352du;
+}
+
+// Stores them in fp32 or bf16, rounded by the block's words of Philox.
+template <MomentDtype DTYPE, WhichMoment WHICH>
+INLINE void store_moment(const Moment& moment, int i, floatv x, const uint32_t* words) {
+    if constexpr (DTYPE == MomentDtype::fp32) {
+        store(static_cast<float*>(moment.data) + i, x);
+    } else {
+        const uintv random = moment_bits(words, i), bits = WHICH == WhichMoment::first ? random >> 16 : random & 0xffff;
+        store_stochastic(static_cast<bf16*>(moment.data) + i, x, bits);
+    }
+}
+
+// Stores a whole block as codes: of the first moment, or of the second one's roots.
+template <WhichMoment WHICH>
+INLINE void store_codes(const Moment& moment, const floatv (&x)[BLOCK_VECTORS], const uint32_t* words) {
+    using Format = MomentFormat<WHICH>;
+    constexpr bool is_first = WHICH == WhichMoment::first;
+    intv magnitude[BLOCK_VECTORS], largest = {};
+    for (int j = 0; j < BLOCK_VECTORS; j++) {
+        magnitude[j] = (intv)x[j] & 0x7fffffff;
+        largest = max(largest, magnitude[j]);  // floats that are not negative have the order of their bits
+    }
+    const uint8_t exponent = block_exponent<Format>(__builtin_bit_cast(float, reduce_max(largest)));
+    const int base = int(code_base<Format>(exponent));
+    *moment.exponents = exponent;
+    for (int j = 0; j < BLOCK_VECTORS; j++) {
+        const uintv random = moment_bits(words, j * VL);
+        const intv below = is_first ? (intv)(random >> 12) : (intv)random & 0x7ffff;
+        const intv code = (magnitude[j] - base + below) >> Format::shift;
+        uint8_t* const to = static_cast<uint8_t*>(moment.data) + j * VL;
+        if constexpr (is_first)
+            store_bytes(to, min(max(code, intv{}), intv{} + int(Format::largest)) | ((intv)x[j] >> 24 & 0x80));
+        else
+            store_bytes(to, max(code, min(magnitude[j], intv{} + 1)));
+    }
+}
+
+// The constants of one AdamW step. inverse1 and inverse2 are 1 / (1 - beta^step). Functions take a copy, because a
+// store of bytes might change what they have by reference, for all that the compiler knows.
 struct AdamWStep {
-    float factor, beta1, beta2, share1, share2, inverse_correction1, inverse_correction2, root_of_inverse2, eps, lr,
-        weight_decay;
-    uint64_t seed;
+    AdamWConfig config;
+    float factor, inverse1, inverse2, root_of_inverse2, lr;
     uint64_t step;
 };
 
@@ -258,9 +326,10 @@ struct AdamWStep {
 // Philox's words for the block's moments.
 template <bool STOCHASTIC, MomentDtype MOMENTS, class floatX>
 static inline void adamw_block(floatX* weight, float* master, const Moment& m, const Moment& v, const float* grad,
-                               float decay, const uint16_t* bits, const uint32_t* words, AdamWStep s) {
+                               float decay, const uint32_t* bits, const uint32_t* words, AdamWStep s) {
     using enum WhichMoment;
     constexpr bool in_codes = MOMENTS == MomentDtype::block8;
+    const float beta1 = s.config.beta1, beta2 = s.config.beta2;
     const uint32_t base1 = base_of_block<MOMENTS, first>(m), base2 = base_of_block<MOMENTS, second>(v);
     floatv means[BLOCK_VECTORS], roots[BLOCK_VECTORS];
     for (int j = 0; j < BLOCK_VECTORS; j++) {
@@ -271,8 +340,8 @@ static inline void adamw_block(floatX* weight, float* master, const Moment& m, c
         else
             w = load(master + i);
         const floatv g = load(grad + i) * s.factor;
-        const floatv mi = s.beta1 * load_moment<MOMENTS, first>(m, i, base1) + s.share1 * g;
-        const floatv vi = s.beta2 * load_moment<MOMENTS, second>(v, i, base2) + s.share2 * g * g;
+        const floatv mi = beta1 * load_moment<MOMENTS, first>(m, i, base1) + (1.0f - beta1) * g;
+        const floatv vi = beta2 * load_moment<MOMENTS, second>(v, i, base2) + (1.0f - beta2) * g * g;
         floatv root;
         if constexpr (in_codes) {
             means[j] = mi;
@@ -281,12 +350,12 @@ static inline void adamw_block(floatX* weight, float* master, const Moment& m, c
         } else {
             store_moment<MOMENTS, first>(m, i, mi, words);
             store_moment<MOMENTS, second>(v, i, vi, words);
-            root = square_root(vi * s.inverse_correction2);
+            root = square_root(vi * s.inverse2);
         }
-        const floatv update = (mi * s.inverse_correction1) / (root + s.eps);
+        const floatv update = (mi * s.inverse1) / (root + s.config.eps);
         const floatv next = w - s.lr * (update + decay * w);
         if constexpr (STOCHASTIC) {
-            store_stochastic(weight + i, next, bits + i);
+            store_stochastic(weight + i, next, to_uint(*reinterpret_cast<const shortv_memory*>(bits + i / 2)));
         } else {
             store(master + i, next);
             if constexpr (sizeof(floatX) != sizeof(float)) store(weight + i, next);
@@ -305,15 +374,15 @@ static inline void adamw_run(floatX* weight, float* master, const Moment& m, con
     // VL indices of Philox are drawn at once: each has the bits of 8 weights, or those of a block of moments.
     constexpr int drawn = 8 * VL, at_once = drawn > FLAT_ALIGN ? drawn : int(FLAT_ALIGN), part = VL * int(FLAT_ALIGN);
     for (int64_t begin = 0; begin < count; begin += part) {
-        uint16_t bits[at_once];
-        uint32_t words[VL][4];
+        uint32_t bits[at_once / 8][4], words[VL][4];
         if constexpr (MOMENTS != MomentDtype::fp32)
-            random_bits16(words, s.seed, MOMENT_STREAMS + s.step, uint64_t(index + begin) / FLAT_ALIGN);
+            random_words(words, s.config.seed, MOMENT_STREAMS + s.step, uint64_t(index + begin) / FLAT_ALIGN);
         for (int64_t i = begin; i < count && i < begin + part; i += FLAT_ALIGN) {
             for (int64_t j = i; STOCHASTIC && (i - begin) % at_once == 0 && j < i + at_once; j += drawn)
-                random_bits16(bits + (j - i), s.seed, ROUNDING_STREAMS + s.step, uint64_t(index + j) / 8);
+                random_words(bits + (j - i) / 8, s.config.seed, ROUNDING_STREAMS + s.step, uint64_t(index + j) / 8);
             adamw_block<STOCHASTIC, MOMENTS>(weight + i, master ? master + i : nullptr, m.from(i), v.from(i), grad + i,
-                                             decay, bits + (i - begin) % at_once, words[(i - begin) / FLAT_ALIGN], s);
+                                             decay, bits[(i - begin) % at_once / 8], words[(i - begin) / FLAT_ALIGN],
+                                             s);
         }
     }
 }
@@ -327,7 +396,7 @@ static void adamw_all(floatX* weight, float* master, Moment m, Moment v, const f
             const int64_t n = (run.end - first < end ? run.end - first : end) - i;
             with_moments(m.dtype, [&](auto dtype) {
                 adamw_run<STOCHASTIC, dtype>(weight + i, master ? master + i : nullptr, m.from(i), v.from(i), grad + i,
-                                             n, run.decays ? s.weight_decay : 0.0f, first + i, s);
+                                             n, run.decays ? s.config.weight_decay : 0.0f, first + i, s);
             });
             i += n;
         }
@@ -338,28 +407,14 @@ template <class floatX>
 void adamw(floatX* weight, float* master, Moment m, Moment v, const float* grad, const float* factor, int64_t begin,
            int64_t count, DecayPattern decay, AdamWConfig config, float lr, int step, Stream) {
     if (!(*factor <= 1.0f)) return;  // NaN or infinite
+    const double inverse1 = 1.0 / (1.0 - pow(double(config.beta1), double(step)));
     const double inverse2 = 1.0 / (1.0 - pow(double(config.beta2), double(step)));
-    const AdamWStep s = {*factor,
-                         config.beta1,
-                         config.beta2,
-                         1.0f - config.beta1,
-                         1.0f - config.beta2,
-                         float(1.0 / (1.0 - pow(double(config.beta1), double(step)))),
-                         float(inverse2),
-                         float(sqrt(inverse2)),
-                         config.eps,
-                         lr,
-                         config.weight_decay,
-                         config.seed,
-                         uint64_t(step)};
-    if constexpr (sizeof(floatX) == sizeof(float)) {
-        adamw_all<false>(weight, weight, m, v, grad, begin, count, decay, s);
-    } else {
-        if (master)
-            adamw_all<false>(weight, master, m, v, grad, begin, count, decay, s);
-        else
-            adamw_all<true>(weight, master, m, v, grad, begin, count, decay, s);
-    }
+    const AdamWStep s = {config, *factor, float(inverse1), float(inverse2), float(sqrt(inverse2)), lr, uint64_t(step)};
+    if constexpr (sizeof(floatX) == sizeof(float))
+        master = weight;
+    else if (!master)
+        return adamw_all<true>(weight, master, m, v, grad, begin, count, decay, s);
+    adamw_all<false>(weight, master, m, v, grad, begin, count, decay, s);
 }
 
 // ---- all operations

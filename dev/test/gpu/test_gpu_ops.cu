@@ -104,7 +104,6 @@ constexpr int ADAMW_STEPS = 5;
 TEST_CASE_TEMPLATE("AdamW agrees with the definition, of any count, decayed part and range", floatX, float, bf16) {
     adamw_cases::awkward_counts<floatX>(gpu_backend, ADAMW_STEPS);  // less than a thread block, and several
     adamw_cases::several_buckets<floatX>(gpu_backend, ADAMW_STEPS);
-    for (int first : {1, 1000}) adamw_cases::formula_in_double<floatX>(gpu_backend, first);
     for (float value : {NAN, INFINITY}) adamw_cases::factor_not_finite<floatX>(gpu_backend, value);
 }
 
@@ -112,13 +111,12 @@ TEST_CASE("without master weights the rounding depends on seed, step and element
     adamw_cases::stochastic_rounding(gpu_backend, 6208, {1088});
 }
 
-TEST_CASE("AdamW without master weights agrees with the definition, and impossible steps are refused") {
-    adamw_cases::one_step_without_masters(gpu_backend, 5056, {256, 192, 320, 128}, 64, 4);
+TEST_CASE("without master weights zeros stay zero, and impossible steps are refused") {
     adamw_cases::zeros_and_nan_without_masters(gpu_backend);
     adamw_cases::no_elements_and_impossible_steps();
 }
 
-TEST_CASE("a step with moments in bf16 or in codes agrees with the definition, however the range is cut") {
+TEST_CASE("a step with moments in fp32, bf16 or in codes agrees with the definition, however the range is cut") {
     for (const int64_t count : {64, 1088, 5056}) {
         moment_cases::one_step<float>(gpu_backend, count, adamw_cases::Master::weight_itself, 320);
         moment_cases::one_step<bf16>(gpu_backend, count, adamw_cases::Master::apart, 64);
@@ -131,8 +129,8 @@ TEST_CASE("moments stay near the exact ones, zeros stay zero, and no block makes
 }
 
 TEST_CASE("moments that were widened are stored as they were, at every magnitude") {
-    moment_cases::stored_again<moment_cases::first>(gpu_backend, 50 * FLAT_ALIGN);
-    moment_cases::stored_again<moment_cases::second>(gpu_backend, 50 * FLAT_ALIGN);
+    moment_cases::stored_again(gpu_backend, moment_cases::first, 50 * FLAT_ALIGN);
+    moment_cases::stored_again(gpu_backend, moment_cases::second, 50 * FLAT_ALIGN);
 }
 
 // ---- Muon

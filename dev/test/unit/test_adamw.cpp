@@ -17,19 +17,11 @@ TEST_CASE_TEMPLATE("AdamW of any range, with any decayed part, agrees with the d
     compare<floatX>(cpu_backend, 2, 1 << 17, {64, 0, (1 << 15) + 64, 1 << 15});
 }
 
-TEST_CASE_TEMPLATE("AdamW agrees with the formula of the paper in double", floatX, float, bf16) {
-    for (int first : {1, 1000}) formula_in_double<floatX>(cpu_backend, first);
-}
-
 TEST_CASE("without master weights the rounding depends on seed, step and element alone, however the range is cut") {
     stochastic_rounding(cpu_backend, (1 << 16) + 576, {64, 8256});  // more than one piece of work
 }
 
-TEST_CASE("one step of AdamW without master weights agrees with the definition, and a NaN stays NaN") {
-    const int64_t count = (1 << 16) + 192;
-    one_step_without_masters(cpu_backend, count, {1024, 512, 4096, 2048}, 0, count >> 12);
-    zeros_and_nan_without_masters(cpu_backend);
-}
+TEST_CASE("without master weights zeros stay zero, and a NaN stays NaN") { zeros_and_nan_without_masters(cpu_backend); }
 
 TEST_CASE_TEMPLATE("AdamW with a factor that is not finite changes nothing", floatX, float, bf16) {
     for (float value : {NAN, INFINITY}) factor_not_finite<floatX>(cpu_backend, value);

@@ -1,5 +1,6 @@
 // test_moments.cpp: the shared cases of moments in bf16 and in 8 bits (cases_moments.h) on every CPU variant, and the
 // codes themselves.
+#include "base/moments.h"
 #include "support/cases_moments.h"
 #include "support/cpu_backend.h"
 
@@ -8,7 +9,7 @@ using adamw_cases::Master;
 
 static const CpuBackend cpu_backend;
 
-TEST_CASE("a step with moments in bf16 or in codes agrees with the definition, however the range is cut") {
+TEST_CASE("a step with moments in fp32, bf16 or in codes agrees with the definition, however the range is cut") {
     for (const int64_t count : {64, 192, 1088, 70000 / 64 * 64}) {
         one_step<float>(cpu_backend, count, Master::weight_itself, 64);
         one_step<bf16>(cpu_backend, count, Master::apart, 320);
@@ -21,8 +22,8 @@ TEST_CASE("1,000 steps: moments stay near the exact ones, zeros stay zero, and n
 }
 
 TEST_CASE("moments that were widened are stored as they were, at every magnitude") {
-    stored_again<first>(cpu_backend, 100 * FLAT_ALIGN);
-    stored_again<second>(cpu_backend, 100 * FLAT_ALIGN);
+    stored_again(cpu_backend, first, 100 * FLAT_ALIGN);
+    stored_again(cpu_backend, second, 100 * FLAT_ALIGN);
 }
 
 // The codes by ops.inc: q = 1 .. 127 and 1 .. 255.

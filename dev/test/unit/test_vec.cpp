@@ -37,8 +37,7 @@ TEST_CASE("stochastic rounding agrees with random.h, for every bf16 and for floa
     for (uint32_t high = 0; high < 0x10000; high++)
         for (const uint32_t low : {0x0000u, 0x0001u, 0x7fffu, 0x8000u, 0xffffu}) {
             const float x = std::bit_cast<float>(high << 16 | low);
-            const uint16_t random[] = {0, 1, 0x8000, 0xffff};
-            static_assert(VL == 4);
+            const uintv random = {0, 1, 0x8000, 0xffff};
             bf16 got[VL];
             store_stochastic(got, broadcast(x), random);
             for (int i = 0; i < VL; i++) REQUIRE(got[i].bits == round_randomly(x, random[i]).bits);
