@@ -72,8 +72,7 @@ static void add_target_rows(float* dweight, const float* pull, const HeadInput<f
 // Bytes of scratch for up to N rows at a time.
 template <class floatX>
 int64_t head_scratch_bytes(int N, int C, int Vp) {
-    const int64_t logits = ScratchLayout(N, Vp, false).bytes(), gradients = matmul_scratch_bytes<floatX>(N, C, Vp);
-    return logits > gradients ? logits : gradients;
+    return std::max(MatmulScratch(nullptr, N, Vp, C, false).bytes, matmul_scratch_bytes<floatX>(N, C, Vp));
 }
 
 template <class floatX>

@@ -53,17 +53,26 @@ struct BlockTasks {
 
 int block_rows(int M, bool in_place) { return in_place ? M : std::min(M, MAX_ROWS); }
 
-// Floats of scratch: packed b for two blocks, packed a for each thread, and the sums of one result block unless they
-// are in place (in c).
-struct ScratchLayout {
-    static constexpr int64_t packed_a = int64_t(KC) * MAX_TASK_PANELS * MR * COPIES;
-    int64_t packed_b, sums;
-    ScratchLayout(int M, int N, bool in_place) {
-        const int columns = std::min(N, NC), rows = block_rows(M, in_place);
-        packed_b = int64_t(KC) * round_up(columns, NR);
-        sums = in_place ? 0 : int64_t(rows) * columns;
+// Scratch memory of a matmul.
+struct MatmulScratch {
+    float* packed_b[2];  // of two blocks
+    float* packed_a;     // A_SIZE for each thread
+    // Of one result block, unless the sums are in place (in c). If K is one block, they are complete at once, and each
+    // thread has room for BLOCK_COLUMNS columns of them, which stay in its cache.
+    float* sums;
+    int64_t bytes;
+    static constexpr int64_t A_SIZE = int64_t(KC) * MAX_TASK_PANELS * MR * COPIES;
+    static constexpr int64_t COMPLETE_SUMS = int64_t(MAX_TASK_PANELS) * MR * BLOCK_COLUMNS;
+
+    MatmulScratch(void* base, int M, int N, int K, bool in_place) {
+        const int columns = std::min(N, NC), threads = omp_get_max_threads();
+        Arena arena{base};
+        for (float*& block : packed_b) block = arena.take<float>(int64_t(KC) * round_up(columns, NR));
+        packed_a = arena.take<float>(A_SIZE * threads);
+        const int64_t all = int64_t(block_rows(M, in_place)) * columns;
+        sums = arena.take<float>(in_place ? 0 : K <= KC ? COMPLETE_SUMS * threads : all);
+        bytes = arena.bytes;
     }
-    int64_t bytes() const { return int64_t(sizeof(float)) * (2 * packed_b + packed_a * omp_get_max_threads() + sums); }
 };
 
 // c (rows, columns) = a b, or += if accumulate, for packed a (rows, depth) and packed b (depth, columns). Where c ends
@@ -101,18 +110,15 @@ struct Matmul {
     bool accumulate;
     Epilogue epilogue;
     int unit;
-    int height = block_rows(M, c != nullptr), column_blocks = ceil_div(N, NC), k_blocks = ceil_div(K, KC);
-    ScratchLayout layout{M, N, c != nullptr};
-    float* packed_b = static_cast<float*>(scratch(layout.bytes()));
-    float* packed_a = packed_b + 2 * layout.packed_b;
-    float* scratch_sums = packed_a + layout.packed_a * omp_get_max_threads();
+    bool in_place = c != nullptr;
+    int height = block_rows(M, in_place), column_blocks = ceil_div(N, NC), k_blocks = ceil_div(K, KC);
+    MatmulScratch scratch{cpu::scratch(MatmulScratch(nullptr, M, N, K, in_place).bytes), M, N, K, in_place};
 
     Block block(int i) const {
         const int result_block = i / k_blocks, k = i % k_blocks * KC;
         const int row = result_block / column_blocks * height, column = result_block % column_blocks * NC;
         return {row, std::min(height, M - row), column, std::min(NC, N - column), k, std::min(KC, K - k)};
     }
-    float* packed_b_of(int i) const { return packed_b + i % 2 * layout.packed_b; }
 
     // Computes the blocks in order, with one barrier for each. The tasks of one parallel loop compute block i - 1 and,
     // after that, pack b for block i. The packing tasks are last because they are small: the threads end together.
@@ -125,8 +131,8 @@ struct Matmul {
             const int tasks = i > 0 ? grid.tasks : 0, packs = i < blocks ? ceil_div(next.columns, PACK_COLUMNS) : 0;
 #pragma omp for schedule(dynamic, 1)
             for (int task = 0; task < tasks + packs; task++)
-                task < tasks ? compute_task(current, grid, task, packed_b_of(i + 1))
-                             : pack_task(next, task - tasks, packed_b_of(i));
+                task < tasks ? compute_task(current, grid, task, scratch.packed_b[(i + 1) % 2])
+                             : pack_task(next, task - tasks, scratch.packed_b[i % 2]);
         }
     }
 
@@ -143,17 +149,22 @@ struct Matmul {
         const int range = task % grid.row_tasks, first = grid.first_row(range);
         const int rows = grid.first_row(range + 1) - first;
         const int begin = task / grid.row_tasks * grid.columns, end = std::min(begin + grid.columns, block.columns);
-        const int row = block.row + first, ld = c ? N : block.columns;
-        float* own_a = packed_a + layout.packed_a * omp_get_thread_num();
-        float* sums = c ? c + int64_t(row) * N + block.column : scratch_sums + int64_t(first) * ld;
+        const int row = block.row + first;
+        const bool complete = !in_place && k_blocks == 1;
+        const int ld = in_place ? N : complete ? BLOCK_COLUMNS : block.columns;
+        float* own_a = scratch.packed_a + MatmulScratch::A_SIZE * omp_get_thread_num();
+        float* sums = in_place   ? c + int64_t(row) * N + block.column
+                      : complete ? scratch.sums + MatmulScratch::COMPLETE_SUMS * omp_get_thread_num()
+                                 : scratch.sums + int64_t(first) * ld;
         pack<MR>(own_a, a.at(row, block.k), rows, block.depth);
         repeat(own_a, int64_t(round_up(rows, MR)) * block.depth);
         for (int j = begin; j < end; j += BLOCK_COLUMNS) {
             const int columns = std::min(BLOCK_COLUMNS, end - j);
-            macrokernel(sums + j, ld, own_a, block_b + int64_t(j) * block.depth, rows, columns, block.depth,
+            float* const part = complete ? sums : sums + j;
+            macrokernel(part, ld, own_a, block_b + int64_t(j) * block.depth, rows, columns, block.depth,
                         accumulate || block.k > 0);
             if (block.k + block.depth == K)
-                for (int r = 0; r < rows; r++) epilogue(row + r, block.column + j, columns, sums + int64_t(r) * ld + j);
+                for (int r = 0; r < rows; r++) epilogue(row + r, block.column + j, columns, part + int64_t(r) * ld);
         }
     }
 };
@@ -200,8 +211,9 @@ void column_sums(float* sums, const floatX* x, int N, int columns, bool accumula
 template <class floatX>
 int64_t matmul_scratch_bytes(int N, int IC, int OC) {
     constexpr bool in_place = std::is_same_v<floatX, float>;
-    return std::max(std::max(ScratchLayout(N, OC, in_place).bytes(), ScratchLayout(N, IC, in_place).bytes()),
-                    ScratchLayout(OC, IC, true).bytes());
+    const int64_t forward = MatmulScratch(nullptr, N, OC, IC, in_place).bytes;
+    const int64_t input = MatmulScratch(nullptr, N, IC, OC, in_place).bytes;
+    return std::max(std::max(forward, input), MatmulScratch(nullptr, OC, IC, N, true).bytes);
 }
 
 template <class floatX>
