@@ -134,22 +134,23 @@ inline std::string describe(Shape s, Options options) {
                   options.gelu, options.residual, options.accumulate);
 }
 
+// pass(where, ops): the outputs of forward or of backward.
+template <class floatX, class Backend, class Pass>
+void compare(const Backend& backend, const Inputs<floatX>& in, Options options, const Pass& pass) {
+    const std::string what = describe(in.s, options);
+    CAPTURE(what);
+    const auto bound_of = [&](Value value, int K) { return backend.template bound<floatX>(value, K, options); };
+    backend.compare(list(pass(OnHost{}, definition<floatX>), in.s, options, bound_of),
+                    [&] { return list(pass(backend, tested<floatX>), in.s, options, bound_of); });
+}
 template <class floatX, class Backend>
 void compare_forward(const Backend& backend, const Inputs<floatX>& in, Options options) {
-    const std::string what = describe(in.s, options);
-    CAPTURE(what);
-    const auto bound_of = [&](Value value, int K) { return backend.template bound<floatX>(value, K, options); };
-    backend.compare(list(forward(OnHost{}, definition<floatX>, in, options), in.s, options, bound_of),
-                    [&] { return list(forward(backend, tested<floatX>, in, options), in.s, options, bound_of); });
+    compare(backend, in, options, [&](const auto& where, const auto& ops) { return forward(where, ops, in, options); });
 }
-
 template <class floatX, class Backend>
 void compare_backward(const Backend& backend, const Inputs<floatX>& in, Options options) {
-    const std::string what = describe(in.s, options);
-    CAPTURE(what);
-    const auto bound_of = [&](Value value, int K) { return backend.template bound<floatX>(value, K, options); };
-    backend.compare(list(backward(OnHost{}, definition<floatX>, in, options), in.s, options, bound_of),
-                    [&] { return list(backward(backend, tested<floatX>, in, options), in.s, options, bound_of); });
+    compare(backend, in, options,
+            [&](const auto& where, const auto& ops) { return backward(where, ops, in, options); });
 }
 
 // Two calls, one for dinp and one for the parameters' gradients, have the bits of one call. Each gets null for the
