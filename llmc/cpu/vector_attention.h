@@ -17,6 +17,7 @@
 #include "cpu/memory.h"
 #include "cpu/variants.h"
 #include "cpu/vec.h"
+#include "cpu/vector_microkernel.h"
 
 namespace cpu::VARIANT {
 
@@ -338,54 +339,37 @@ void attention_backward(floatX* dqkv, const floatX* dout, const floatX* out, con
 
 // ---- decode: one query
 
-// One head: out (HS), qkv (T, 3C) from the head's first element on. Keys and values are read once, a block at a time.
+// One head: out (HS), qkv (T, 3C) from the head's first element on. weights: scratch (T).
 template <class floatX>
-static void attention_decode_task(floatX* out, const floatX* qkv, int T, int C, int HS) {
-    constexpr int max_vectors = 256 / VL;  // check_config refuses larger heads
+static void attention_decode_task(floatX* out, const floatX* qkv, float* weights, int T, int C, int HS) {
+    const floatX *k = qkv + C, *v = k + C, *query = qkv + int64_t(T - 1) * 3 * C;
     const float scale = 1.0f / sqrtf(float(HS));
-    floatv query[max_vectors], result[max_vectors];
-    for_vectors(HS, [&](int64_t i, auto width) {
-        query[i / VL] = scale * load(qkv + int64_t(T - 1) * 3 * C + i, width);
-        result[i / VL] = floatv{};
-    });
     float row_max = -__builtin_inff();
-    floatv row_sum = {};
-    for (int first = 0; first < T; first += KEYS) {
-        const int keys = std::min(KEYS, T - first);
-        const floatX *k = qkv + int64_t(first) * 3 * C + C, *v = k + C;
-        float weights[KEYS];
-        floatv new_max = broadcast(row_max);
-        for (int j = 0; j < KEYS; j++) weights[j] = -__builtin_inff();
-        for (int j = 0; j < keys; j++) {
-            floatv dot = {};
-            for_vectors(HS,
-                        [&](int64_t i, auto width) { dot += query[i / VL] * load(k + int64_t(j) * 3 * C + i, width); });
-            weights[j] = reduce_sum(dot);
-        }
-        for (int j = 0; j < KEYS; j += VL) new_max = max(load(weights + j), new_max);
-        const float old_max = row_max;
-        row_max = reduce_max(new_max);
-        const floatv rescale = exp(broadcast(old_max - row_max));
-        row_sum *= rescale;
-        for (int j = 0; j < KEYS; j += VL) {
-            const floatv weight = exp(load(weights + j) - row_max);
-            store(weights + j, weight);
-            row_sum += weight;
-        }
-        for_vectors(HS, [&](int64_t i, auto width) {
-            floatv x = result[i / VL] * rescale;
-            for (int j = 0; j < keys; j++) x += weights[j] * load(v + int64_t(j) * 3 * C + i, width);
-            result[i / VL] = x;
-        });
+    for (int t = 0; t < T; t++) {
+        weights[t] = scale * dot(query, k + int64_t(t) * 3 * C, HS);
+        row_max = std::max(row_max, weights[t]);
     }
-    const float inverse_sum = 1.0f / reduce_sum(row_sum);
-    for_vectors(HS, [&](int64_t i, auto width) { store(out + i, result[i / VL] * inverse_sum, width); });
+    floatv sum = {};
+    for_vectors(T, [&](int64_t t, auto width) {
+        const floatv weight = exp(load(weights + t, width) - row_max);
+        store(weights + t, weight, width);
+        sum += mask_lanes(weight, 0.0f, width);
+    });
+    const float inverse_sum = 1.0f / reduce_sum(sum);
+    for_vectors(HS, [&](int64_t i, auto width) {
+        floatv mean = {};
+        for (int t = 0; t < T; t++) mean += weights[t] * load(v + int64_t(t) * 3 * C + i, width);
+        store(out + i, mean * inverse_sum, width);
+    });
 }
 
 template <class floatX>
 void attention_decode(floatX* out, const floatX* qkv, int T, int NH, int HS, Stream) {
+    float* const weights =
+        static_cast<float*>(cpu::scratch(int64_t(T) * omp_get_max_threads() * int64_t(sizeof(float))));
 #pragma omp parallel for schedule(dynamic)
-    for (int h = 0; h < NH; h++) attention_decode_task(out + h * HS, qkv + h * HS, T, NH * HS, HS);
+    for (int h = 0; h < NH; h++)
+        attention_decode_task(out + h * HS, qkv + h * HS, weights + int64_t(T) * omp_get_thread_num(), T, NH * HS, HS);
 }
 
 }  // namespace cpu::VARIANT
