@@ -175,8 +175,12 @@ void adamw(floatX* weight, float* master, Moment m, Moment v, const float* grad,
 // ---- Matmuls, and the memory of all operations
 
 template <class floatX>
-double measure_peak_flops() {  // threads that share a core each measure its full rate, hence the factor
-    return unit_operations<floatX>().measure_peak_flops() * std::min(1.0, cores_available() / openmp_threads());
+double measure_peak_flops() {
+    const auto run = unit_operations<floatX>().run_microkernel;
+    double flops = 0.0;
+#pragma omp parallel reduction(+ : flops)
+    flops = peak_of(run);
+    return flops * std::min(1.0, cores_available() / openmp_threads());  // threads of a core measure its full rate each
 }
 template double measure_peak_flops<float>();
 template double measure_peak_flops<bf16>();

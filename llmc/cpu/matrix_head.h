@@ -308,7 +308,7 @@ void head_backward(bf16* dinp, float* dweight, void* exponentials, const float* 
 const Variant variant{.of_float = {},
                       .of_bf16 = {.matmul_scratch_bytes = matmul_scratch_bytes,
                                   .scratch_bytes = scratch_bytes,
-                                  .measure_peak_flops = measure_peak_flops,
+                                  .run_microkernel = run_microkernel,
                                   .packed_bytes = packed_bytes,
                                   .pack_weight = pack_weight,
                                   .matmul_forward = matmul_forward,

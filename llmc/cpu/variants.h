@@ -32,8 +32,8 @@ struct Operations {
     void (*column_sums)(float* sums, const floatX* x, int N, int columns, bool accumulate) = nullptr;
     int64_t (*matmul_scratch_bytes)(int N, int IC, int OC) = nullptr;
     decltype(&cpu::scratch_bytes<floatX>) scratch_bytes = nullptr;  // scratch of all but the matmuls
-    double (*measure_peak_flops)() = nullptr;                       // peak of the matmul's microkernel, on all threads
-    decltype(&cpu::packed_bytes<floatX>) packed_bytes = nullptr;    // matrix units only
+    double (*run_microkernel)() = nullptr;  // runs the matmul's microkernel on operands in the caches; returns the FLOP
+    decltype(&cpu::packed_bytes<floatX>) packed_bytes = nullptr;  // matrix units only
     decltype(&cpu::pack_weight<floatX>) pack_weight = nullptr;
 #define FIELD(op) decltype(&cpu::op<floatX>) op = nullptr;
     EACH_OPERATION(FIELD)
@@ -62,16 +62,14 @@ namespace reference {
 template <class floatX>
 double measure_peak_flops();
 
-// The highest FLOP/s of run(), which does `flop` operations per call. The calling thread repeats it for 0.02 s, and at
-// least 10 times, which takes longer when other programs use its core.
+// The highest FLOP/s of run(), which returns its FLOP. The calling thread repeats it for 0.02 s, and at least 10 times,
+// which takes longer when other programs use its core.
 template <class Run>
-double peak_of(const Run& run, double flop) {
+double peak_of(const Run& run) {
     double best = 0.0;
     const double start = seconds_now();
     for (int tries = 0; tries < 10 || seconds_now() < start + 0.02; tries++) {
-        const double before = seconds_now();
-        for (int i = 0; i < 4; i++) run();
-        const double rate = 4 * flop / (seconds_now() - before);
+        const double before = seconds_now(), flop = run(), rate = flop / (seconds_now() - before);
         best = rate > best ? rate : best;
     }
     return best;

@@ -433,7 +433,7 @@ constexpr Operations<floatX> operations{.sum_of_squares = sum_of_squares,
                                         .column_sums = column_sums<floatX>,
                                         .matmul_scratch_bytes = matmul_scratch_bytes<floatX>,
                                         .scratch_bytes = scratch_bytes<floatX>,
-                                        .measure_peak_flops = measure_peak_flops,
+                                        .run_microkernel = run_microkernel,
                                         EACH_OPERATION(ENTRY)};
 
 const Variant variant{operations<float>, operations<bf16>};
