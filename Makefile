@@ -25,7 +25,7 @@ WARN := -Wall -Wextra $(if $(filter 1,$(WERROR)),-Werror) -Wno-pass-failed
 # Most of a trainer's time is in kernels, most of a compiler's in the rest. So -O3 is for the sources of FAST below.
 # No -ffast-math: it reassociates the range reduction of exp and removes checks for NaN.
 OPTIMIZE = $(if $(filter 1,$(DEBUG)),-O0,$(if $(SANITIZE),$(2),$(1)) -fno-math-errno -fno-trapping-math)
-OPT     := $(call OPTIMIZE,-O1,-O0)
+OPT     := $(call OPTIMIZE,-Og,-O0)
 INFO    := $(if $(filter 1,$(DEBUG)),-g,-g1)
 # Only the vector variants of the CPU's operations may fuse a multiply and an add: initial weights must have the same
 # bits on every architecture, and the reference of an operation computes as it is written.
@@ -61,9 +61,9 @@ UNITS       := $(if $(filter x86_64,$(ARCH)),$(UNITS:%=$(BUILD)/%))
 UNITS_NAMES := $(addprefix llmc/cpu/,amx avx512bf16 isa)
 
 # Sources with loops over all elements of a tensor, all tokens or all bytes of a file.
-FAST := base/files text/unicode checkpoint/hf data/dataloader data/shard infer/generate \
-        model/params parallel/comm_mpi checkpoint/gguf train/optimizer text/bpe_train \
-        commands/tokenize text/tokenizer
+FAST := base/files base/json text/unicode text/text_reader text/bpe_train text/tokenizer commands/tokenize \
+        data/dataloader data/shard model/params checkpoint/hf checkpoint/gguf train/optimizer infer/generate \
+        parallel/comm_mpi
 FAST := $(FAST:%=llmc/%) $(basename $(wildcard llmc/cpu/*.cpp dev/bench/*.cpp))
 $(foreach folder,$(BUILD) $(BUILD)/cuda $(BUILD)/units,$(FAST:%=$(folder)/%.o)): OPT := $(call OPTIMIZE,-O3,-O1)
 
@@ -175,6 +175,25 @@ $(BUILD)/%.o: %.cpp $(RULES)
 
 $(BUILD)/%.o: %.cu $(RULES)
 	$(call compile,CXX   $<,$(CXX) $(CXXFLAGS) -x c++)
+
+# A third of the compiler's time is in headers of the standard library, so g++ compiles these once for each level of
+# optimization: g++ 12 takes the header of another level, and crashes. Instruction sets, other compilers and other
+# builds do without. A g++ that refuses the result, as a newer version does, reads the copy beside it. The variable lets
+# ccache take such objects.
+ifeq ($(CONFIG)$(filter Free,$(shell $(CXX) --version)),releaseFree)
+export CCACHE_SLOPPINESS ?= pch_defines,time_macros
+WITH_STD  := $(filter-out $(VARIANTS:%=$(BUILD)/%.o),$(LIB_OBJECTS)) $(BUILD)/train_gpt2.o $(BUILD)/test_gpt2.o
+STD_FLAGS := $(CXXFLAGS)
+define with_std
+$(2): private CXXFLAGS += -include $(BUILD)/std-$(1)/std.h
+$(2): $(BUILD)/std-$(1)/std.h.gch
+endef
+$(eval $(call with_std,Og,$(filter-out $(FAST:%=$(BUILD)/%.o),$(WITH_STD))))
+$(eval $(call with_std,O3,$(filter $(FAST:%=$(BUILD)/%.o),$(WITH_STD))))
+$(BUILD)/std-%/std.h.gch: mk/std.h $(RULES)
+	@mkdir -p $(@D) && cp $< $(@D)
+	$(call compile,CXX   $< -$*,$(CXX) $(subst -Og,-$*,$(STD_FLAGS)) -x c++-header)
+endif
 
 include mk/version.mk
 include mk/cuda.mk
