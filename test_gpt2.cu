@@ -1,7 +1,7 @@
 // test_gpt2.cu: tests the whole model in three ways. (1) Against an independent GPT-2 in float64, whose results
 // dev/test/support/reference.py wrote to dev/test/support/reference.safetensors: logits, loss, the gradients of all 16
-// kinds of tensors, ten steps of AdamW. (2) Against the CPU's operations, on a random model of another shape. (3)
-// Against itself: micro-steps, chunks of logits, recomputation, token-by-token decoding, two runs, a resumed run.
+// kinds of tensors, ten steps of AdamW. (2) bf16 against fp32, on a random model of another shape. (3) Against itself:
+// micro-steps, chunks of logits, recomputation, token-by-token decoding, two runs, a resumed run.
 //
 //   ./test_gpt2 [dev/test/support/reference.safetensors]      one line per comparison; the exit code is 1 if any failed
 //
@@ -18,7 +18,6 @@
 #include "checkpoint/safetensors.h"
 #include "model/gpt2.h"
 #include "ops/ops.h"
-#include "support/cpu_model.h"
 #include "train/optimizer.h"
 
 static int passed = 0, failed = 0;
@@ -168,6 +167,14 @@ struct Trained {
 
     std::vector<float> all_gradients() { return to_host(model.grads.memory.data, model.layout.total); }
 
+    // The gradient of a kind of tensors, one layer after the other.
+    std::vector<float> gradient(Param p) {
+        std::vector<float> values;
+        for (int l = 0; l < model.layout.layers(p); l++)
+            for (float x : to_host(model.g(p, l), model.layout.size(p))) values.push_back(x);
+        return values;
+    }
+
     std::vector<float> logits(int row) { return to_host(model.row_logits(row), model.config.V); }
 };
 
@@ -197,12 +204,10 @@ static void compare_gradients(const std::string& name, Trained<floatX>& t, const
                               decltype(compare)& compare = ::compare) {
     const ParamLayout& layout = t.model.layout;
     for (const ParamSpec& spec : param_table) {
-        std::vector<float> got, want;
-        for (int l = 0; l < layout.layers(spec.id); l++) {
-            for (float x : to_host(t.model.g(spec.id, l), layout.size(spec.id))) got.push_back(x);
+        std::vector<float> want;
+        for (int l = 0; l < layout.layers(spec.id); l++)
             for (float x : to_memory(r.read("grad." + hf_name(spec.id, l)), layout, spec.id)) want.push_back(x);
-        }
-        compare(name + " d" + spec.name, got, want, layout.cols(spec.id), tolerance);
+        compare(name + " d" + spec.name, t.gradient(spec.id), want, layout.cols(spec.id), tolerance);
     }
 }
 
@@ -335,7 +340,7 @@ static void test_resume(const Reference& r) {
     report(same, std::string(dtype_name(dtype_of<floatX>)) + " resumed         as never stopped");
 }
 
-// ---- a random model, on the device and by the CPU's operations
+// ---- a random model
 
 // Heads of 64 channels as in GPT-2, and odd sizes elsewhere. wide: GPT-2's width, for GPUs, on which it takes seconds.
 static GPT2Config random_config(bool wide) {
@@ -366,45 +371,24 @@ static Tokens random_batch(int B, int T, int V) {
     return batch;
 }
 
-// Sums have more terms than the reference's, up to V and 4C, and errors grow like the square root of their number.
-template <class floatX>
-constexpr double random_tolerance = sizeof(floatX) == 4 ? 4 * tensor_tolerance<float> : tensor_tolerance<bf16>;
-
-template <class floatX>
-static void test_against_cpu(const CpuModel& cpu, const Tokens& batch) {
-    const std::string dtype = std::string(dtype_name(dtype_of<floatX>)) + " random model";
-    Trained<floatX> t(cpu.config, batch, {Recompute::none, 3});
-    const ParamLayout& layout = t.model.layout;
-    t.set_params([&](Param p, int l) { return random_param(layout, p, l); });
-    compare(dtype + " loss", {t.gradients()}, {cpu.loss}, 1, 4 * loss_tolerance<floatX>);
-    t.model.forward(t.tokens.data, t.B, t.T);
-    const int last = t.B * t.T - 1;
-    const auto row = cpu.logits.begin() + int64_t(last) * cpu.config.Vp();
-    compare(dtype + " logits", t.logits(last), {row, row + cpu.config.V}, cpu.config.V, random_tolerance<floatX>);
-    for (const ParamSpec& spec : param_table) {
-        std::vector<float> got, want;
-        for (int l = 0; l < layout.layers(spec.id); l++) {
-            for (float x : to_host(t.model.g(spec.id, l), layout.size(spec.id))) got.push_back(x);
-            const float* tensor = cpu.grads.data() + layout.offset(spec.id, l);
-            want.insert(want.end(), tensor, tensor + layout.size(spec.id));
-        }
-        compare(dtype + " d" + spec.name, got, want, layout.cols(spec.id), random_tolerance<floatX>);
-    }
-}
-
+// The fp32 model, which takes other kernels and one piece of logits, is the reference of the bf16 model with three.
 static void test_random_model() {
     const bool wide = device_info().name.starts_with("NVIDIA");
     const GPT2Config config = random_config(wide);
     const Tokens batch = wide ? random_batch(4, 257, config.V) : random_batch(2, 71, config.V);
-    CpuModel cpu(config);
+    Trained<float> want(config, batch);
+    Trained<bf16> got(config, batch, {Recompute::none, 3});
+    const ParamLayout& layout = want.model.layout;
+    want.set_params([&](Param p, int l) { return random_param(layout, p, l); });
+    got.set_params([&](Param p, int l) { return random_param(layout, p, l); });
+    compare("random model loss", {got.gradients()}, {want.gradients()}, 1, 4 * loss_tolerance<bf16>);
     for (const ParamSpec& spec : param_table)
-        for (int l = 0; l < cpu.layout.layers(spec.id); l++) {
-            const std::vector<float> values = random_param(cpu.layout, spec.id, l);
-            std::copy(values.begin(), values.end(), cpu.w(spec.id, l));
-        }
-    cpu.run(batch.tokens, batch.targets, batch.B, batch.T);
-    test_against_cpu<float>(cpu, batch);
-    test_against_cpu<bf16>(cpu, batch);
+        compare(std::string("random model d") + spec.name, got.gradient(spec.id), want.gradient(spec.id),
+                layout.cols(spec.id), tensor_tolerance<bf16>);
+    got.model.forward(got.tokens.data, batch.B, batch.T);
+    want.model.forward(want.tokens.data, batch.B, batch.T);
+    const int last = batch.B * batch.T - 1;
+    compare("random model logits", got.logits(last), want.logits(last), config.V, tensor_tolerance<bf16>);
 }
 
 template <class floatX>

@@ -65,11 +65,11 @@ class DeviceCopies {
 
     template <class T>
     T* argument(Tensor<T>& tensor) {
-        return static_cast<T*>(copy(tensor.data(), tensor.buffer.bytes(), true));
+        return static_cast<T*>(copy(tensor.data(), tensor.bytes(), true));
     }
     template <class T>
     const T* argument(const Tensor<T>& tensor) {
-        return static_cast<T*>(copy(tensor.data(), tensor.buffer.bytes(), false));
+        return static_cast<T*>(copy(tensor.data(), tensor.bytes(), false));
     }
     template <class X>
     auto argument(X* tensor) {

@@ -42,7 +42,7 @@ inline void expect_close(const std::string& prefix, const Outputs& got, const Ou
 
 template <class T>
 bool same_bits(const Tensor<T>& a, const Tensor<T>& b) {
-    return a.size() == b.size() && std::memcmp(a.data(), b.data(), size_t(a.buffer.bytes())) == 0;
+    return a.size() == b.size() && std::memcmp(a.data(), b.data(), size_t(a.bytes())) == 0;
 }
 
 inline void expect_same_bits(const std::string& prefix, const Outputs& a, const Outputs& b) {

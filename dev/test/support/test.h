@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "base/device.h"
@@ -20,34 +20,23 @@
 // where matrix instructions are emulated, because it would take minutes.
 inline const doctest::test_suite LARGE("large");
 
-// An owned array in host memory, on which the CPU's operations work, also in programs of the CUDA backend.
-template <class T>
-struct HostBuffer {
-    T* data = nullptr;
-    int64_t size = 0;  // elements
-
-    explicit HostBuffer(int64_t size)
-        : data(static_cast<T*>(cpu::allocate(size * int64_t(sizeof(T)), "a test tensor", true))), size(size) {}
-    HostBuffer(HostBuffer&& other) noexcept : data(std::exchange(other.data, nullptr)), size(other.size) {}
-    HostBuffer& operator=(HostBuffer&& other) noexcept {
-        std::swap(data, other.data);
-        std::swap(size, other.size);
-        return *this;
-    }
-    ~HostBuffer() { cpu::release(data); }
-    int64_t bytes() const { return size * int64_t(sizeof(T)); }
-};
-
-// A 64-byte aligned array.
+// An owned array in host memory, aligned to 64 bytes, on which the CPU's operations work, also in programs of the CUDA
+// backend.
 template <class T>
 struct Tensor {
-    HostBuffer<T> buffer;
-    explicit Tensor(int64_t size) : buffer(size) {}
-    T* data() { return buffer.data; }
-    const T* data() const { return buffer.data; }
-    int64_t size() const { return buffer.size; }
-    T& operator[](int64_t i) { return buffer.data[i]; }
-    const T& operator[](int64_t i) const { return buffer.data[i]; }
+    explicit Tensor(int64_t size)
+        : memory(static_cast<T*>(cpu::allocate(size * int64_t(sizeof(T)), "a test tensor", true)), cpu::release),
+          elements(size) {}
+    T* data() { return memory.get(); }
+    const T* data() const { return memory.get(); }
+    int64_t size() const { return elements; }
+    int64_t bytes() const { return elements * int64_t(sizeof(T)); }
+    T& operator[](int64_t i) { return data()[i]; }
+    const T& operator[](int64_t i) const { return data()[i]; }
+
+  private:
+    std::unique_ptr<T, void (*)(void*)> memory;
+    int64_t elements;
 };
 
 // Standard normal numbers times scale, plus offset, rounded to T. The same seed gives the same numbers.
