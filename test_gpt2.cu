@@ -330,7 +330,7 @@ static void test_resume(const Reference& r) {
     second.set_params([&](Param p, int l) { return first.param(p, l); });
     for (const auto& [to, from] :
          {std::pair(&second.optimizer.m, &first.optimizer.m), {&second.optimizer.v, &first.optimizer.v}})
-        copy_on_device(to->memory.data, from->memory.data, to->memory.bytes(), nullptr);
+        copy_on_device(to->elements.data, from->elements.data, to->elements.bytes(), nullptr);
     wait_for_device();
     for (int step = before + 1; step <= steps; step++) resumed.push_back(second.train_step(step));
     bool same = losses == resumed;

@@ -60,7 +60,7 @@ void device_free(void* memory);
 int64_t device_bytes_allocated();  // currently allocated by device_allocate
 // Bytes that each of `processes` processes on this host can still allocate, minus a reserve for the libraries.
 int64_t device_bytes_free(int processes = 1);
-// Host memory for direct copies from and to the device (pinned on CUDA).
+// Host memory for direct copies from and to the device, and for kernels (pinned on CUDA).
 void* host_allocate(int64_t bytes);
 void host_free(void* memory);
 
@@ -142,22 +142,25 @@ struct Arena {
     }
 };
 
-// An owned array on the device.
+// An owned array on the device, or in pinned host memory, which kernels read and write over the bus.
 template <class T>
 struct DeviceBuffer {
     T* data = nullptr;
     int64_t size = 0;  // elements
+    bool on_host = false;
 
     DeviceBuffer() = default;
-    DeviceBuffer(int64_t size, const char* purpose)
-        : data(static_cast<T*>(device_allocate(size * int64_t(sizeof(T)), purpose))), size(size) {}
+    DeviceBuffer(int64_t size, const char* purpose, bool on_host = false) : size(size), on_host(on_host) {
+        data = static_cast<T*>(on_host ? host_allocate(bytes()) : device_allocate(bytes(), purpose));
+    }
     DeviceBuffer(DeviceBuffer&& other) noexcept { *this = std::move(other); }
     DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
         std::swap(data, other.data);
         std::swap(size, other.size);
+        std::swap(on_host, other.on_host);
         return *this;
     }
-    ~DeviceBuffer() { device_free(data); }
+    ~DeviceBuffer() { on_host ? host_free(data) : device_free(data); }
     int64_t bytes() const { return size * int64_t(sizeof(T)); }
 };
 

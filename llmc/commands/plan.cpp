@@ -82,10 +82,12 @@ static std::vector<Row> fits_table(const Options& o, Dtype dtype, const GPT2Conf
         const bool fits = set.bytes <= available;
         const int B = fits ? largest_micro_batch(dtype, config, T, o.global_batch, ranks, set.options, available) : 1;
         const int64_t bytes = device_bytes(training_memory(dtype, config, plan_batch(B, T, 0, ranks), set.options));
+        const int64_t offloaded = offloaded_bytes(dtype, config, set.options, ranks);
+        const std::string bus = offloaded ? format(" but for %.0f ms a step", 1e3 * bus_seconds(offloaded)) : "";
         rows.push_back({name.empty() ? "model" : name,
-                        format("%s%s, %.0f %% of the fastest tokens/s: %s--micro-batch %d%s",
+                        format("%s%s, %.0f %% of the fastest tokens/s%s: %s--micro-batch %d%s",
                                fits ? "" : "does not fit; at least ", human_bytes(bytes).c_str(),
-                               100.0 * relative_speed(config, T, set.options.recompute),
+                               100.0 * relative_speed(config, T, set.options.recompute), bus.c_str(),
                                name.empty() ? "" : ("--model " + name + " ").c_str(), B, set.text.c_str())});
     }
     return rows;

@@ -300,7 +300,8 @@ void* host_allocate(int64_t bytes) {
     const cudaError_t error = cudaMallocHost(&block, size_t(bytes));
     if (error == cudaErrorMemoryAllocation) {
         cudaGetLastError();
-        fail(EXIT_INTERNAL, "no pinned host memory: %s bytes asked", with_commas(bytes).c_str());
+        fail(EXIT_INTERNAL, "no pinned host memory: %s bytes asked; free memory of this machine, or see what plan says",
+             with_commas(bytes).c_str());
     }
     CUDA_CHECK(error);
     memset(block, 0, size_t(bytes));

@@ -37,11 +37,15 @@ enum class Purpose { train, generate, eval };
 enum class Recompute { none, gelu, layer };
 
 // Options that change memory use: recomputation, logit chunks, master weights, and how ranks share a bucket.
+// The optimizer's state in host memory (--offload).
+enum class Offload { none, moments, master, all };
+
 struct MemoryOptions {
     Recompute recompute = Recompute::none;
     int logit_chunks = 0;        // chunks in which the logits are computed; 0: the backend chooses
     bool master_weights = true;  // fp32 copies of bf16 weights, in the optimizer
     MomentDtype moments = MomentDtype::fp32;
+    Offload offload = Offload::none;
     int virtual_ranks = 1;         // number in the whole run (GradReducer); each bucket is padded to divide evenly
     int shards = 1;                // ranks that share the optimizer's state (ZeRO-1); divides virtual_ranks
     bool shard_gradients = false;  // ZeRO-2: a rank keeps its shard of the gradients, and two layers' while it computes

@@ -42,6 +42,8 @@ static const Saving savings[] = {
     {"--zero", "3", share_all},
     {"--moments", "8bit", [](MemoryOptions& o, int) { return raise_to(o.moments, MomentDtype::block8); }},
     {"--master-weights", "off", [](MemoryOptions& o, int) { return std::exchange(o.master_weights, false); }},
+    {"--offload", "all",
+     [](MemoryOptions& o, int) { return !device_memory_is_host() && raise_to(o.offload, Offload::all); }},
 };
 
 // Adds the savings whose bits are set in `mask`.

@@ -76,6 +76,13 @@ static int64_t master_elements(const ParamLayout& layout, MemoryOptions options)
     return separate ? layout.total / options.shards : 0;
 }
 
+static bool offloads_moments(const MemoryOptions& o) {
+    return o.offload == Offload::moments || o.offload == Offload::all;
+}
+static bool offloads_master(const MemoryOptions& o) {
+    return o.offload == Offload::master || o.offload == Offload::all;
+}
+
 template <class floatX>
 Optimizer<floatX>::Optimizer(GPT2<floatX>& model, OptimizerConfig config, MemoryOptions options, const Groups& groups,
                              GradDtype grad_dtype)
@@ -84,9 +91,10 @@ Optimizer<floatX>::Optimizer(GPT2<floatX>& model, OptimizerConfig config, Memory
       config(config),
       gradients(groups, model.layout, options, grad_dtype, model.grads, model.acts.loss, &model.stream),
       weights(model, groups.dp, options),
-      master(master_elements<floatX>(model.layout, options), "fp32 master weights (--master-weights, --zero)"),
-      m(model.layout.total / options.shards, options.moments),
-      v(model.layout.total / options.shards, options.moments),
+      master(master_elements<floatX>(model.layout, options), "fp32 master weights (--master-weights, --zero)",
+             offloads_master(options)),
+      m(model.layout.total / options.shards, options.moments, offloads_moments(options)),
+      v(model.layout.total / options.shards, options.moments, offloads_moments(options)),
       chunk(options.tensor.count > 1 ? CHUNK : 0, "a tensor of another tensor-parallel rank") {
     if (options.muon) muon.emplace(model.layout, options, groups);
     if (options.shards > 1) model.on_wait_for_weights = [this](int bucket) { weights.wait(bucket); };
@@ -96,10 +104,12 @@ template <class floatX>
 std::vector<MemoryItem> optimizer_memory(const GPT2Config& config, MemoryOptions options, int data_parallel) {
     const ParamLayout layout(config, options.virtual_ranks, options.tensor);
     const int64_t size = sizeof(float), masters = master_elements<floatX>(layout, options);
-    return {{"master weights", masters * size},
-            {"moments", 2 * MomentBuffer::bytes(layout.total / options.shards, options.moments)},
-            {"shard of weights", options.shard_weights ? layout.total / options.shards * int64_t(sizeof(floatX)) : 0},
-            {"shard of gradients", options.shard_gradients ? layout.total / options.shards * size : 0},
+    const int64_t own = layout.total / options.shards;
+    return {{"master weights", masters * size, offloads_master(options)},
+            {"moments", 2 * MomentBuffer::element_bytes(own, options.moments), offloads_moments(options)},
+            {"exponents of moments", 2 * MomentBuffer::exponent_bytes(own, options.moments)},
+            {"shard of weights", options.shard_weights ? own * int64_t(sizeof(floatX)) : 0},
+            {"shard of gradients", options.shard_gradients ? own * size : 0},
             {"partial sums", gradient_sum_bytes(layout, options, data_parallel)},
             {"Newton-Schulz", options.muon ? muon_bytes<floatX>(layout, options) : 0},
             {"received tensor", options.tensor.count > 1 ? CHUNK * size : 0},
@@ -125,11 +135,11 @@ void Optimizer<floatX>::set_shard(Slot slot, Param p, int l, const float* values
     const int64_t at = shard.at + begin - shard.begin;
     const float* own = values + begin - offset;
     if (slot == WEIGHTS && weights.sharded()) copy_rounded(weights.shard.data + at, own, count, model.stream);
-    const bool narrows = slot != WEIGHTS && !floats(slot);
-    float* const to = narrows ? model.g(p, l) : floats(slot) ? floats(slot) + at : nullptr;
+    const bool converts = is_converted(slot);
+    float* const to = converts ? model.g(p, l) : floats(slot) ? floats(slot) + at : nullptr;
     if (!to) return;
     copy_to_device(to, own, count * int64_t(sizeof(float)), model.stream);
-    if (narrows) ops::store_moment(moment(slot).from(at), to, which(slot), round_up(count, FLAT_ALIGN), model.stream);
+    if (converts) ops::store_moment(state(slot, at), to, which(slot), round_up(count, FLAT_ALIGN), model.stream);
     wait_for_stream(model.stream);
 }
 
@@ -144,7 +154,7 @@ void Optimizer<floatX>::weights_loaded() {
 }
 
 // Returns a whole tensor of the state in fp32, on the rank of shard 0. The other ranks broadcast theirs into its
-// gradient. from: the slot's fp32 buffer; null: a moment that is widened.
+// gradient. from: the slot's fp32 buffer on the device; null: state that is converted.
 template <class floatX>
 const float* Optimizer<floatX>::gather_state(Slot slot, const float* from, Param p, int l) {
     const int64_t offset = model.layout.offset(p, l), size = model.layout.size(p);
@@ -159,7 +169,7 @@ const float* Optimizer<floatX>::gather_state(Slot slot, const float* from, Param
         float* to = whole + begin - offset;
         if (q == weights.shard_index && from) copy_on_device(to, from + at, bytes, model.stream);
         if (q == weights.shard_index && !from)
-            ops::widen_moment(to, moment(slot).from(at), which(slot), round_up(end - begin, FLAT_ALIGN), model.stream);
+            ops::widen_moment(to, state(slot, at), which(slot), round_up(end - begin, FLAT_ALIGN), model.stream);
         if (q > 0) last = gradients.comm.broadcast(to, bytes, q, model.stream);
     }
     gradients.comm.wait(last, model.stream);
@@ -209,7 +219,7 @@ void Optimizer<floatX>::get_shard(float* values, Slot slot, Param p, int l) {
     const float* from = floats(slot);
     if constexpr (std::is_same_v<floatX, float>)
         if (slot == WEIGHTS) from = weights.shard.data;
-    if (from || slot != WEIGHTS) {
+    if (from || is_converted(slot)) {
         from = gather_state(slot, from, p, l);
         if (!values) return;
         copy_to_host(values, from, size * int64_t(sizeof(float)), model.stream);

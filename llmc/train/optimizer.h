@@ -20,23 +20,28 @@ struct OptimizerConfig {
     bool skip_nan = false;  // a step that is not finite does not keep the later ones from changing the weights
 };
 
-// Memory of a moment: of `count` elements, a multiple of FLAT_ALIGN. Zeros at first.
+// Memory of a moment: of `count` elements, a multiple of FLAT_ALIGN. Zeros at first. The exponents of blocks are always
+// on the device: a warp has few of them, and each transfer over the bus takes 32 bytes or more.
 struct MomentBuffer {
     MomentDtype dtype;
-    int64_t count;
-    DeviceBuffer<uint8_t> memory;  // elements, then the exponents of blocks
+    DeviceBuffer<uint8_t> elements, exponents;
 
-    MomentBuffer(int64_t count, MomentDtype dtype)
-        : dtype(dtype), count(count), memory(bytes(count, dtype), "the optimizer's moments (--moments, --zero)") {}
+    MomentBuffer(int64_t count, MomentDtype dtype, bool on_host = false)
+        : dtype(dtype),
+          elements(element_bytes(count, dtype), "the optimizer's moments (--moments, --zero)", on_host),
+          exponents(exponent_bytes(count, dtype), "exponents of the optimizer's moments") {}
+    static int64_t element_bytes(int64_t count, MomentDtype dtype) {
+        constexpr int64_t of_element[] = {4, 2, 1};
+        return count * of_element[int(dtype)];
+    }
+    static int64_t exponent_bytes(int64_t count, MomentDtype dtype) {
+        return dtype == MomentDtype::block8 ? count / FLAT_ALIGN : 0;
+    }
     static int64_t bytes(int64_t count, MomentDtype dtype) {
-        constexpr int64_t of_block[] = {4 * FLAT_ALIGN, 2 * FLAT_ALIGN, FLAT_ALIGN + 1};
-        return count / FLAT_ALIGN * of_block[int(dtype)];
+        return element_bytes(count, dtype) + exponent_bytes(count, dtype);
     }
     // The elements from i on.
-    Moment from(int64_t i) const {
-        const bool has_exponents = dtype == MomentDtype::block8;
-        return Moment(memory.data, has_exponents ? memory.data + count : nullptr, dtype).from(i);
-    }
+    Moment from(int64_t i) const { return Moment(elements.data, exponents.data, dtype).from(i); }
 };
 
 const Groups& single_rank_groups();
@@ -112,7 +117,7 @@ struct Optimizer {
     // Copies a tensor to host floats in full_layout; WEIGHTS without master weights reads the model's, converted to
     // fp32. If reads_together, all ranks must call it, between steps, and only the rank of shard 0, which is rank 0,
     // gets the whole tensor; values may be null on the others. It overwrites the memory of the gradients, as both
-    // functions do with moments that are not fp32.
+    // functions do with moments that are not fp32 and with state in host memory.
     void get_state(float* values, Slot slot, Param p, int l);
     bool reads_together() const { return weights.shards > 1 || model.layout.shard.count > 1; }
 
@@ -140,12 +145,18 @@ struct Optimizer {
     void get_shard(float* values, Slot slot, Param p, int l);
     DeviceBuffer<float> chunk;  // piece of a tensor that a tensor-parallel rank sends to the others
     const MomentBuffer& moment(Slot slot) const { return slot == FIRST_MOMENT ? m : v; }
-    static WhichMoment which(Slot slot) { return slot == FIRST_MOMENT ? WhichMoment::first : WhichMoment::second; }
-    // The fp32 buffer of a slot, or null.
-    float* floats(Slot slot) const {
-        if (slot == WEIGHTS) return master.data;
-        return m.dtype == MomentDtype::fp32 ? static_cast<float*>(moment(slot).from(0).data) : nullptr;
+    // The state of a slot from element `at` on, as kernels convert it: also fp32 in host memory.
+    Moment state(Slot slot, int64_t at) const {
+        return slot == WEIGHTS ? Moment(master.data + at) : moment(slot).from(at);
     }
+    static WhichMoment which(Slot slot) { return slot == FIRST_MOMENT ? WhichMoment::first : WhichMoment::second; }
+    // The fp32 buffer of a slot on the device, or null.
+    float* floats(Slot slot) const {
+        if (slot == WEIGHTS) return master.on_host ? nullptr : master.data;
+        const bool is_fp32 = m.dtype == MomentDtype::fp32 && !m.elements.on_host;
+        return is_fp32 ? static_cast<float*>(moment(slot).from(0).data) : nullptr;
+    }
+    bool is_converted(Slot slot) const { return !floats(slot) && (slot != WEIGHTS || master.data); }
 };
 
 // Called by all ranks: each computes a part of GPT-2's initialization (init_param in params.h), in the memory of the

@@ -104,6 +104,7 @@ MemoryOptions memory_options_of(const Options& o, int data_parallel, int tensor_
             .logit_chunks = o.logit_chunks,
             .master_weights = o.master_weights,
             .moments = o.moments,
+            .offload = o.offload,
             .virtual_ranks = std::max(o.deterministic_ranks, data_parallel),
             .shards = o.zero ? data_parallel : 1,
             .shard_gradients = o.zero >= 2,
@@ -129,6 +130,14 @@ std::vector<MemoryItem> training_memory(Dtype dtype, const GPT2Config& config, c
     const int64_t shards = options.tensor.count > 1 ? 2 * largest / options.tensor.count : 0;
     items.push_back({"loading", (largest + shards) * int64_t(sizeof(float)), true});
     return items;
+}
+
+int64_t offloaded_bytes(Dtype dtype, const GPT2Config& config, const MemoryOptions& options, int world_size) {
+    const auto items =
+        with_dtype(dtype, [&]<class floatX>(floatX) { return optimizer_memory<floatX>(config, options, world_size); });
+    int64_t bytes = 0;
+    for (const MemoryItem& item : items) bytes += item.on_host ? item.bytes : 0;
+    return bytes;
 }
 
 int64_t device_bytes(const std::vector<MemoryItem>& items, bool own_memory) {
@@ -433,6 +442,12 @@ static std::string describe_memory(Dtype dtype, const GPT2Config& config, const 
     return text + (advice.empty() ? "" : "; does not fit: " + advice);
 }
 
+static std::string describe_offload(Dtype dtype, const GPT2Config& config, const Options& o, const BatchPlan& batch) {
+    const int64_t bytes = offloaded_bytes(dtype, config, memory_options_of(o, batch.world_size), batch.world_size);
+    return format("%s of state in host memory, of which %s are free: %.0f ms of an update at 25 GB/s (PCIe 4.0 x16)",
+                  human_bytes(bytes).c_str(), human_bytes(host_bytes_free()).c_str(), 1e3 * bus_seconds(bytes));
+}
+
 std::vector<Row> plan_table(Dtype dtype, const Options& o, const RunStart& source, const BatchPlan& batch,
                             const DeviceInfo& device, int64_t available, const Corpus* data) {
     const std::string start = !source.resume.empty()    ? "resumed from " + source.resume
@@ -450,6 +465,7 @@ std::vector<Row> plan_table(Dtype dtype, const Options& o, const RunStart& sourc
         {"libraries", device_libraries()},
         {"device", describe_device(device, dtype)},
         {"memory", describe_memory(dtype, source.config, batch, o, std::min(available, device.memory_bytes))}};
+    if (o.offload != Offload::none) rows.push_back({"offload", describe_offload(dtype, source.config, o, batch)});
     if (data) rows.push_back({"data", describe_corpus(*data, batch.tokens_per_step / batch.T)});
     if (o.steps > 0) rows.push_back({"schedule", describe_schedule(o)});
     if (batch.world_size * o.tensor_parallel > 1)

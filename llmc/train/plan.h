@@ -48,6 +48,10 @@ MemoryOptions memory_options_of(const Options& options, int data_parallel, int t
 // tensor, which is loaded as a whole while the device's memory is already allocated.
 std::vector<MemoryItem> training_memory(Dtype dtype, const GPT2Config& config, const BatchPlan& batch,
                                         MemoryOptions options);
+// Returns the bytes of state that an update reads in the host's memory, and writes there (--offload), and the seconds
+// that this takes over a bus like PCIe 4.0 x16.
+int64_t offloaded_bytes(Dtype dtype, const GPT2Config& config, const MemoryOptions& options, int world_size);
+inline double bus_seconds(int64_t bytes) { return double(bytes) / 25e9; }
 // Adds up the items that must be in the device's memory; all items, if the device's memory is the host's.
 int64_t device_bytes(const std::vector<MemoryItem>& items, bool own_memory = !device_memory_is_host());
 
@@ -77,8 +81,8 @@ struct SavingSet {
 
 // Returns the cheapest set with which bytes(options) are at most `available`, or else the cheapest of those that need
 // the least. The options are, the cheapest first: --logit-chunks, --recompute gelu and layer and --zero 3, which take
-// time or send more, and --moments 8bit and --master-weights off, which round more. A set is dearer than every set of
-// options that are all cheaper than its dearest one.
+// time or send more, --moments 8bit and --master-weights off, which round more, and on a GPU --offload all, which takes
+// the most time. A set is dearer than every set of options that are all cheaper than its dearest one.
 SavingSet cheapest_savings(const MemoryOptions& options, int world_size,
                            const std::function<int64_t(const MemoryOptions&)>& bytes, int64_t available);
 

@@ -12,6 +12,7 @@ from harness import PROGRAM, refused, train_command
     ("error: --sample-prompt has ", f"--sample-every 5 --sample-prompt '{'king ' * 40}'"),
     ("but the model's vocabulary has 256", "--vocab-size 256"),
     ("--master-weights off, but --precision auto is fp32 on this device", "--master-weights off"),
+    ("--offload all is for GPUs: on a CPU the optimizer's state is in host memory already", "--offload all"),
 ])
 def test_options_that_the_model_or_the_device_rules_out(text, options, data):
     refused(2, text, train_command(options, out="", data=data), env={"CPU_ISA": "base"})

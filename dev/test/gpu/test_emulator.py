@@ -54,6 +54,29 @@ def test_cuda_graphs_and_recomputation_change_no_bit(emulated):
     assert_same_run(recorded[0], other[0], 4)
 
 
+@pytest.mark.parametrize("n, options", [
+    (1, "--moments 8bit"), (1, "--optimizer muon --master-weights off"),
+    (2, "--zero 3 --deterministic-ranks 2 --micro-batch 1")])
+def test_state_in_host_memory_changes_no_bit_and_a_resume_may_move_it(data, tmp_path, n, options):
+    options = f"{SHORT} --autotune off --steps 6 --checkpoint-every 3 {options}"
+    whole = train(options, by=emulated_gpus(n), data=data, out=tmp_path / "whole")
+    for first, then in ("none", "all"), ("moments", "none"):
+        parts = tmp_path / first
+        train(options, f"--offload {first} --stop-after 3", by=emulated_gpus(n), data=data, out=parts)
+        train(options, f"--offload {then} --resume", by=emulated_gpus(n), data=data, out=parts)
+        assert_same_run(whole, parts, 6)
+
+
+def test_plan_says_what_the_state_in_host_memory_takes(data):
+    big = "plan --model d48 --micro-batch 1 --recompute layer --logit-chunks 8 --measure off --moments 8bit"
+    text = run(EMULATED, big, "--offload moments").out
+    assert "moments 2.90 GiB of the host, exponents of moments" in text
+    assert re.search(r"^ *offload +2.90 GiB of state in host memory, .*: 125 ms of an update at 25 GB/s", text, re.M)
+    refused(2, "--offload master: this run has no master weights", EMULATED, "plan --offload master --precision fp32")
+    fits = run(EMULATED, "plan --model d48 --fits --memory 9.5GiB").out
+    assert re.search(r"of the fastest tokens/s but for \d+ ms a step: .* --offload all$", fits, re.M)
+
+
 def test_attention_for_hopper_is_timed_once_and_has_the_same_bits_in_graphs_and_recomputed(emulated, data, tmp_path):
     options = f"{MICRO_STEPS} --heads 1 --channels 64 --val-every 4 --val-tokens 32 --val-data {data}/val_*.bin"
     library = {"SIMT_CUDNN": 1}  # its fastest plan takes 2 ms, and a kernel no time

@@ -7,6 +7,7 @@
 #endif
 #include "ops/ops.h"
 #include "support/cases_device.h"
+#include "train/optimizer.h"
 #include "train/plan.h"
 
 TEST_CASE("device_allocate returns zeroed, aligned memory and counts its bytes, without host memory") {
@@ -122,6 +123,30 @@ TEST_CASE("the largest micro-batch does not count host memory against the memory
 
 TEST_CASE("scratch memory grows until it is reserved, and then a larger request is refused") {
     device_cases::scratch();
+}
+
+TEST_CASE_TEMPLATE("state in host memory takes none of the device, and the plan knows it", floatX, float, bf16) {
+    const GPT2Config config = {32, 300, 2, 2, 64};
+    device_reserve_scratch(1 << 27);  // all models of the process share it, and the plan counts it separately
+    for (const MomentDtype moments : {MomentDtype::fp32, MomentDtype::block8})
+        for (const Offload offload : {Offload::none, Offload::moments, Offload::master, Offload::all}) {
+            const MemoryOptions options = {.logit_chunks = 1, .moments = moments, .offload = offload};
+            const int64_t before = device_bytes_allocated();
+            GPT2<floatX> model(config, Purpose::train, 2, 32, options);
+            Optimizer<floatX> optimizer(model, {}, options);
+            int64_t planned = 0;
+            for (const MemoryItem& item : training_memory(dtype_of<floatX>, config, plan_batch(2, 32, 0, 1), options))
+                if (!item.on_host && std::string(item.purpose) != "scratch") planned += item.bytes;
+            CHECK(device_bytes_allocated() - before >= planned);
+            CHECK(device_bytes_allocated() - before <= planned + 4096);  // rounding of each block
+        }
+    const MemoryOptions least = {.recompute = Recompute::layer,
+                                 .logit_chunks = 8,
+                                 .master_weights = false,
+                                 .moments = MomentDtype::block8,
+                                 .offload = Offload::moments};
+    const auto items = training_memory(Dtype::bf16, config_by_name("d48"), plan_batch(1, 1024, 0, 1), least);
+    CHECK(double(device_bytes(items)) <= 9.5 * 0x1p30);
 }
 
 TEST_CASE("device_info and device_libraries name the GPU and the libraries") {
