@@ -410,13 +410,10 @@ void destroy_graph(Graph graph) {
 // In a copy of pageable memory the driver waits for the work queued before it, and does not notice that a rank on which
 // this work depends has ended. So several ranks wait here before such a copy.
 static void wait_before_pageable_copy(const void* host, Stream stream) {
-    if (!while_host_waits) return;
-    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    CUDA_CHECK(cudaStreamIsCapturing(stream, &capture));
+    if (!while_host_waits || gpu::is_capturing(stream)) return;
     cudaPointerAttributes attributes = {};
     CUDA_CHECK(cudaPointerGetAttributes(&attributes, host));
-    const bool pageable = attributes.type == cudaMemoryTypeUnregistered;
-    if (pageable && capture == cudaStreamCaptureStatusNone) wait_for_stream(stream);
+    if (attributes.type == cudaMemoryTypeUnregistered) wait_for_stream(stream);
 }
 
 void copy_to_device(void* device, const void* host, int64_t bytes, Stream stream) {
