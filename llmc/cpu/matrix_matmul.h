@@ -377,10 +377,21 @@ int64_t packed_bytes(int OC, int IC) { return 2 * operand_size(OC, IC) * int64_t
 void pack_weight(void* packed, const bf16* weight, int OC, int IC, Stream) {
     bf16 *forward = static_cast<bf16*>(packed), *backward = forward + operand_size(OC, IC);
 #pragma omp parallel
-    for_each_block(weight, OC, IC, [&](const __m512i(&x)[32], int r, int c) {
-        pack_rows_as_b(pair_at(forward, r, c, panels_of(IC)), x);
-        pack_columns_as_b(pair_at(backward, c, r, panels_of(OC)), x);
-    });
+    {
+        // The copies are large and are not read soon: they pass the caches.
+        const auto stream = [](bf16* to, const bf16* pair) {
+            for (int i = 0; i < TILE_PAIR; i += 32)
+                _mm512_stream_si512(reinterpret_cast<__m512i*>(to + i), _mm512_load_si512(pair + i));
+        };
+        for_each_block(weight, OC, IC, [&](const __m512i(&x)[32], int r, int c) {
+            alignas(64) bf16 pair[TILE_PAIR];
+            pack_rows_as_b(pair, x);
+            stream(pair_at(forward, r, c, panels_of(IC)), pair);
+            pack_columns_as_b(pair, x);
+            stream(pair_at(backward, c, r, panels_of(OC)), pair);
+        });
+        _mm_sfence();  // as in matmul
+    }
 }
 
 // Backward needs more scratch than forward.
