@@ -223,12 +223,17 @@ void forward_epilogue(floatX* out, floatX* pre_gelu, const float* sums, const fl
         epilogue_loop<floatX>(out, nullptr, sums, bias, residual, count);
 }
 
-// Epilogue of matmul_backward's input gradient: the GELU's derivative. pre_gelu may be null.
+// Epilogue of matmul_backward's input gradient: the GELU's derivative. pre_gelu may be null. Two loops, because in one
+// compilers compute the derivative in any case.
 template <class floatX>
 void dinp_epilogue(floatX* dinp, const float* sums, const floatX* pre_gelu, int count) {
+    if (pre_gelu) {
 #pragma omp simd
-    for (int i = 0; i < count; i++)
-        round_to(dinp[i], pre_gelu ? sums[i] * scalar_gelu_derivative(float(pre_gelu[i])) : sums[i]);
+        for (int i = 0; i < count; i++) round_to(dinp[i], sums[i] * scalar_gelu_derivative(float(pre_gelu[i])));
+    } else {
+#pragma omp simd
+        for (int i = 0; i < count; i++) round_to(dinp[i], sums[i]);
+    }
 }
 
 // The dot product of x (count) and y (count), as 16 interleaved partial sums: vector code needs no reassociation.
