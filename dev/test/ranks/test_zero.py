@@ -45,8 +45,8 @@ def test_a_run_ends_with_an_update(data):
     (4, "--tensor-parallel 4 --precision fp32 --sequence-parallel"), (4, "--tensor-parallel 2 --zero 2"),
     (4, "--tensor-parallel 2 --zero 3 --sequence-parallel"), (4, "--tensor-parallel 2 --zero 1 --optimizer muon")])
 def test_ranks_send_the_bytes_of_plan(n, options, data, tmp_path):
-    options = words("--layers 5 --heads 4 --channels 64 --vocab-size 301 --seq-len 32 --micro-batch 1 --global-batch 256"
-                    " --precision bf16", options)
+    options = words("--layers 5 --heads 4 --channels 64 --vocab-size 301 --seq-len 32 --micro-batch 1"
+                    " --global-batch 256 --precision bf16", options)
     plan = run(PROGRAM, "plan", TINY, options, "--ranks", n).out
     number, unit = re.search(r"each rank sends ([\d.]+) ([KM])iB ", plan).groups()  # three digits
     trained = train(options, "--steps 2", out=tmp_path / "run", data=data, val=False, by=ranks(n))
