@@ -20,9 +20,9 @@ void fuzz(std::string_view input) {
     rules.val_fraction = choice & 8 ? 0.25 : 0.0;
     std::vector<TextFile> files = find_text_files({memory_file(text)}, "text").texts;
     require(files.size() == 1 && files[0].size == int64_t(text.size()));
-    if (files[0].unpacker || !files[0].table.empty()) return;
+    if (!files[0].command.empty()) return;
     files[0].format = choice % 4 != 3 ? Format::text : choice & 32 ? Format::json : Format::json_lines;
-    CorpusReader reader(files, rules);
+    CorpusReader reader{files, rules};
     int64_t documents = 0;
     for (Chunk chunk; reader.next(chunk);)
         for_each_document(chunk, rules, [&](std::string_view part, bool starts, bool val) {

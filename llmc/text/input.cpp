@@ -7,17 +7,14 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cctype>
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <map>
 #include <set>
 #include <utility>
 
-#include "base/content.h"
 #include "base/json.h"
 #include "text/unicode.h"
 
@@ -58,30 +55,33 @@ static bool is_text_name(const std::string& path) {
 static constexpr int64_t PEEKED = 64 << 10;    // bytes that peek reads at least
 static constexpr int CANNOT_BE_STARTED = 127;  // exit code
 
-// The script is in the tree of the sources, where the program is too, or where `make install` puts it.
-static std::string table_script() {
+// Makes the command of a file that unpacks it read its rows. The script is in the tree of the sources, where the
+// program is too, or where `make install` puts it.
+static void read_table(TextFile& file, const char* kind, const std::string& columns) {
     std::error_code ignored;
     const fs::path folder = fs::read_symlink("/proc/self/exe", ignored).parent_path();
-    for (const char* place : {"../share/train_gpt2", "scripts", "../../scripts", "../../../scripts"})
-        if (const fs::path script = folder / place / "table_rows.py"; path_exists(script)) return script;
+    for (const char* place : {"../share/train_gpt2", "scripts", "../../scripts", "../../../scripts"}) {
+        const std::string script = folder / place / "table_rows.py";
+        if (!path_exists(script)) continue;
+        file.command.insert(file.command.begin(), {"python3", script, kind, columns});
+        file.package = "python3";
+        file.is_table = true;
+        file.format = Format::json_lines;
+        return;
+    }
     fail(EXIT_NO_INPUT,
          "scripts/table_rows.py, which reads .parquet, .csv and .tsv files, is neither in the sources nor installed");
 }
 
-TextStream::TextStream(const TextFile& text, const std::string& columns)
-    : file(text.source), table(text.table), unpacker(text.unpacker) {
+TextStream::TextStream(const TextFile& text) : text(text), file(text.source) {
     file.path = text.path;
-    if (unpacker || !table.empty()) start(columns);
+    if (!text.command.empty()) start();
 }
 
-void TextStream::start(const std::string& columns) {
-    const std::string script = table.empty() ? "" : table_script();
+void TextStream::start() {
     std::vector<const char*> words;
-    if (!script.empty()) words = {"python3", script.c_str(), table.c_str(), columns.c_str()};
-    if (unpacker) words.insert(words.end(), std::begin(unpacker->command), std::end(unpacker->command));
+    for (const std::string& word : text.command) words.push_back(word.c_str());
     words.push_back(nullptr);
-    program_name = words[0];
-    if (table.empty()) package = unpacker->package;
     errors.reset(tmpfile());
     int ends[2];
     if (pipe2(ends, O_CLOEXEC) != 0) fail_errno(EXIT_IO, file.path, "open a pipe to unpack it");
@@ -102,62 +102,60 @@ TextStream::~TextStream() {
     if (output >= 0) close(output);
     if (program < 0) return;
     kill(program, SIGKILL);
-    TEMP_FAILURE_RETRY(waitpid(program, &status, 0));
+    TEMP_FAILURE_RETRY(waitpid(program, nullptr, 0));
 }
 
 // Waits for the program, whose output has ended, and checks its exit code.
 void TextStream::finish() {
+    int status = 0;
     close(std::exchange(output, -1));
-    TEMP_FAILURE_RETRY(waitpid(program, &status, 0));
-    program = -1;
+    TEMP_FAILURE_RETRY(waitpid(std::exchange(program, -1), &status, 0));
     if (status == 0) return;
     const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    const char *path = file.path.c_str(), *name = text.command[0].c_str();
     if (code == CANNOT_BE_STARTED)
-        fail(EXIT_NO_INPUT, "%s: %s, which unpacks it, cannot be started: apt-get install %s", file.path.c_str(),
-             program_name, package);
+        fail(EXIT_NO_INPUT, "%s: %s, which unpacks it, cannot be started: apt-get install %s", path, name,
+             text.package);
     std::string reason = format("exit code %d", code);
     if (errors) rewind(errors.get());
     for (char line[512]; errors && fgets(line, sizeof(line), errors.get());)
         if (line[0] != '\n') reason = std::string(line, strcspn(line, "\n"));
-    fail(code == EXIT_NO_INPUT ? EXIT_NO_INPUT : EXIT_BAD_DATA, "%s: %s cannot read all of it: %s", file.path.c_str(),
-         program_name, reason.c_str());
+    fail(code == EXIT_NO_INPUT ? EXIT_NO_INPUT : EXIT_BAD_DATA, "%s: %s cannot read all of it: %s", path, name,
+         reason.c_str());
 }
 
-// Reads some of the next bytes; 0: the end.
-int64_t TextStream::fetch(char* out, int64_t bytes) {
-    if (!is_piped()) {
-        bytes = std::min(bytes, file.size - position);
-        file.read_at(out, position, bytes);
-        position += bytes;
-        return bytes;
+// Appends some of the next bytes. Returns how many; 0: the end.
+int64_t TextStream::fetch(std::string& out, int64_t bytes) {
+    const size_t have = out.size();
+    out.resize(have + size_t(bytes));
+    int64_t got = 0;
+    if (text.command.empty()) {
+        got = std::min(bytes, file.size - position);
+        file.read_at(out.data() + have, position, got);
+        position += got;
     }
-    ssize_t got = 0;
-    while (output >= 0 && (got = ::read(output, out, size_t(bytes))) < 0)
+    while (output >= 0 && (got = ::read(output, out.data() + have, size_t(bytes))) < 0)
         if (errno != EINTR) fail_errno(EXIT_IO, file.path, "read what is unpacked");
     if (output >= 0 && got == 0) finish();
+    out.resize(have + size_t(got));
     return got;
 }
 
-int64_t TextStream::read(char* out, int64_t bytes) {
-    int64_t done = std::min(bytes, int64_t(ahead.size()));
-    memcpy(out, ahead.data(), size_t(done));
-    ahead.erase(0, size_t(done));
-    for (int64_t got = 1; got > 0 && done < bytes; done += got) got = fetch(out + done, bytes - done);
-    return done;
+bool TextStream::read(std::string& out, int64_t bytes) {
+    const size_t end = out.size() + size_t(bytes);
+    out.append(ahead, 0, size_t(bytes));
+    ahead.erase(0, size_t(bytes));
+    while (out.size() < end && fetch(out, int64_t(end - out.size())) > 0) continue;
+    return out.size() == end;
 }
 
 std::string_view TextStream::peek(int64_t bytes) {
-    const int64_t more = std::max(bytes, PEEKED);
-    for (int64_t got = 1; got > 0 && int64_t(ahead.size()) < bytes;) {
-        ahead.resize(ahead.size() + size_t(more));
-        got = fetch(ahead.data() + ahead.size() - more, more);
-        ahead.resize(ahead.size() - size_t(more - got));
-    }
+    while (int64_t(ahead.size()) < bytes && fetch(ahead, std::max(bytes, PEEKED)) > 0) continue;
     return std::string_view(ahead).substr(0, size_t(bytes));
 }
 
 // The program shares the position in the file: its standard input is the same open file.
-int64_t TextStream::file_position() const { return is_piped() ? lseek(file.fd, 0, SEEK_CUR) : position; }
+int64_t TextStream::file_position() const { return text.command.empty() ? position : lseek(file.fd, 0, SEEK_CUR); }
 
 int64_t TextStream::skip_mark() {
     if (peek(3) != BYTE_ORDER_MARK) return 0;
@@ -167,22 +165,7 @@ int64_t TextStream::skip_mark() {
 
 // ---- what a file is
 
-// Reads what a pipe has next, and waits for it, also if the pipe is non-blocking. Returns the bytes in `out`; 0: its
-// end.
-static size_t read_pipe(int fd, std::string& out, const std::string& name) {
-    pollfd input = {fd, POLLIN, 0};
-    for (;;) {
-        const ssize_t got = read(fd, out.data(), out.size());
-        if (got >= 0) return size_t(got);
-        if (errno != EINTR && (errno != EAGAIN || poll(&input, 1, -1) < 0)) fail_errno(EXIT_NO_INPUT, name, "read");
-    }
-}
-
-[[noreturn]] static void fail_too_long(const std::string& path, int64_t max_bytes) {
-    fail(EXIT_BAD_DATA, "%s has more than %s bytes", path.c_str(), with_commas(max_bytes).c_str());
-}
-
-// Copies a pipe to a file without a name.
+// Copies a pipe, which may be non-blocking, to a file without a name.
 static std::shared_ptr<FILE> copy_of_pipe(const TextFile& file, int64_t max_bytes) {
     const char* folder = getenv("TMPDIR");
     std::string name = std::string(folder && *folder ? folder : "/tmp") + "/train_gpt2_XXXXXX";
@@ -191,21 +174,24 @@ static std::shared_ptr<FILE> copy_of_pipe(const TextFile& file, int64_t max_byte
         fail_errno(EXIT_CANNOT_CREATE, name, "create the copy of a pipe, for which TMPDIR may name another folder");
     unlink(name.c_str());
     std::shared_ptr<FILE> copy(fdopen(out, "w+"), fclose);
-    const int pipe = file.source == "/dev/stdin" ? dup(0) : open(file.source.c_str(), O_RDONLY | O_CLOEXEC);
-    if (pipe < 0) fail_errno(EXIT_NO_INPUT, file.path, "open");
-    const std::unique_ptr<const int, void (*)(const int*)> closer(&pipe, [](const int* fd) { close(*fd); });
+    pollfd pipe = {file.source == "/dev/stdin" ? dup(0) : open(file.source.c_str(), O_RDONLY | O_CLOEXEC), POLLIN, 0};
+    if (pipe.fd < 0) fail_errno(EXIT_NO_INPUT, file.path, "open");
+    const std::unique_ptr<const int, void (*)(const int*)> closer(&pipe.fd, [](const int* fd) { close(*fd); });
     std::string piece(size_t(INSPECTED), '\0');
-    int64_t bytes = 0;
-    while (const size_t got = read_pipe(pipe, piece, file.path)) {
-        bytes += int64_t(got);
-        if (bytes > max_bytes) fail_too_long(file.path, max_bytes);
-        if (fwrite(piece.data(), 1, got, copy.get()) != got || fflush(copy.get()) != 0)
+    for (int64_t bytes = 0;;) {
+        const ssize_t got = read(pipe.fd, piece.data(), piece.size());
+        if (got == 0) return copy;
+        if (got < 0 && errno != EINTR && (errno != EAGAIN || poll(&pipe, 1, -1) < 0))
+            fail_errno(EXIT_NO_INPUT, file.path, "read");
+        bytes += std::max<ssize_t>(got, 0);
+        if (bytes > max_bytes)
+            fail(EXIT_BAD_DATA, "%s has more than %s bytes", file.path.c_str(), with_commas(max_bytes).c_str());
+        if (got > 0 && (fwrite(piece.data(), size_t(got), 1, copy.get()) != 1 || fflush(copy.get()) != 0))
             fail_errno(EXIT_IO, name, "write the copy of " + file.path + ", for which TMPDIR may name another folder");
     }
-    return copy;
 }
 
-static TextFile open_file(const std::string& path, int64_t max_bytes) {
+static TextFile locate(const std::string& path, int64_t max_bytes) {
     TextFile file{path, path};
     if (path == "-") file.path = "standard input", file.source = "/dev/stdin";
     struct stat status = {};
@@ -215,23 +201,17 @@ static TextFile open_file(const std::string& path, int64_t max_bytes) {
         file.copy = copy_of_pipe(file, max_bytes);
         file.source = "/proc/self/fd/" + std::to_string(fileno(file.copy.get()));
     }
-    const InputFile opened(file.source);
-    file.size = opened.size;
-    std::string start(size_t(std::min<int64_t>(16, file.size)), '\0');
-    opened.read_at(start.data(), 0, int64_t(start.size()));
-    const ForeignContent* content = foreign_content(start);
-    const bool is_parquet = content && content->package && content->package == "python3"sv;
-    if (is_parquet) file.table = "parquet";
-    if (content && content->package && !is_parquet) file.unpacker = content;
+    file.size = InputFile(file.source).size;
     if (file.size == 0 && suffix_of(path, PACKED))
         fail(EXIT_BAD_DATA, "%s: is empty, and its name says that it is packed; get it again", path.c_str());
     return file;
 }
 
-// Returns the offset of the first zero byte or invalid UTF-8; -1 if there is none. A file may continue after `text`.
-static int64_t find_odd_byte(std::string_view text, bool continues) {
+// Returns the offset of the first invalid UTF-8 in the first MiB; -1 if there is none.
+static int64_t find_odd_byte(std::string_view start) {
+    const std::string_view text = start.substr(0, size_t(INSPECTED));
     const char *begin = text.data(), *end = begin + text.size();
-    const char* border = continues ? end - 3 : end;  // a character may continue, too
+    const char* border = text.size() == start.size() ? end : end - 3;  // a character may continue, too
     for (const char* p = begin; p < border;) {
         const Char c = char_at(p, end);
         if (!c.valid) return p - begin;
@@ -244,7 +224,7 @@ static int64_t find_odd_byte(std::string_view text, bool continues) {
 static std::string why_refused(const TextFile& file, std::string_view start) {
     const ForeignContent* content = foreign_content(start);
     if (content && !(content->is_text && file.format == Format::text))
-        return format("%s %s, not %s; %s", file.unpacker ? "holds" : "is", content->what,
+        return format("%s %s, not %s; %s", file.command.empty() ? "is" : "holds", content->what,
                       content->is_text ? "JSON or CSV" : "text", content->remedy);
     if (suffix_of(file.path, {".parquet"})) return "is no Parquet file; get it again";
     const size_t zero = start.find('\0');
@@ -278,12 +258,6 @@ static Format json_format(std::string_view start, bool named) {
     return named || !whole || is_object(std::string(line)) ? Format::json_lines : Format::text;
 }
 
-static Format format_of(const std::string& name, std::string_view start, Wanted wanted) {
-    if (wanted == Wanted::prompt) return Format::text;
-    if (suffix_of(name, TEXT) && wanted == Wanted::documents) return Format::text;
-    return json_format(start, wanted == Wanted::rows || suffix_of(name, JSON));
-}
-
 // Whether the first object, if `start` has all of it, has a text or null under the key.
 static bool first_has_text(const TextFile& file, std::string_view start, const std::string& key) try {
     if (file.format == Format::text) return true;
@@ -296,51 +270,55 @@ static bool first_has_text(const TextFile& file, std::string_view start, const s
     return true;  // whoever reads the row refuses it
 }
 
-static TextFile inspect(const std::string& path, Wanted wanted, const std::string& text_key) {
-    TextFile file = open_file(path, wanted == Wanted::prompt ? MAX_PROMPT_BYTES : INT64_MAX);
-    if (!file.table.empty()) {
-        file.format = Format::json_lines;
+static TextFile inspect(const std::string& path, Wanted wanted, const std::string& keys) {
+    TextFile file = locate(path, wanted == Wanted::prompt ? MAX_PROMPT_BYTES : INT64_MAX);
+    const auto first_bytes = [&] { return std::string(TextStream(file).peek(INSPECTED + 1)); };
+    std::string start = first_bytes();
+    const ForeignContent* packed = foreign_content(start);
+    if (packed && packed->package && packed->package == "python3"sv) {
+        read_table(file, "parquet", keys);
         if (wanted == Wanted::prompt) file.refused = "is a Parquet file, not text; give the text itself";
         return file;
     }
-    TextStream stream(file, text_key);
-    std::string_view start = stream.peek(INSPECTED + 1);
-    const bool continues = int64_t(start.size()) > INSPECTED;
-    start = start.substr(0, size_t(INSPECTED));
-    const int64_t odd_byte = find_odd_byte(start, continues);
-    const std::string_view text = start.substr(start.starts_with(BYTE_ORDER_MARK) ? 3 : 0);
+    if (packed && packed->package) {
+        file.package = packed->package;
+        for (const char* const* word = packed->command; *word; word++) file.command.push_back(*word);
+        start = first_bytes();
+    }
+    const std::string_view text = std::string_view(start).substr(start.starts_with(BYTE_ORDER_MARK) ? 3 : 0);
     const std::string name = unpacked_name(path);
-    const bool is_table = wanted != Wanted::prompt && suffix_of(name, {".csv", ".tsv"});
-    file.format = is_table ? Format::json_lines : format_of(name, text, wanted);
+    const char* table = suffix_of(name, {".csv"}) ? "csv" : suffix_of(name, {".tsv"}) ? "tsv" : nullptr;
+    const bool is_text = wanted == Wanted::prompt || (wanted == Wanted::documents && suffix_of(name, TEXT));
+    if (wanted == Wanted::prompt) table = nullptr;
+    if (!is_text) file.format = json_format(text, table || wanted == Wanted::rows || suffix_of(name, JSON));
     file.refused = why_refused(file, start);
     if (!file.refused.empty()) return file;
-    if (is_table) {
-        file.table = suffix_of(name, {".csv"}) ? "csv" : "tsv";
-        file.may_have_text = first_has_text(file, TextStream(file, text_key).peek(PEEKED), text_key);
-        return file;
-    }
-    if (!file.unpacker) file.text_bytes = file.size;
-    if (file.format == Format::text) file.odd_byte = odd_byte;
-    file.may_have_text = first_has_text(file, text, text_key);
+    if (file.command.empty()) file.text_bytes = file.size;
+    if (file.format == Format::text) file.odd_byte = find_odd_byte(start);
+    if (table) read_table(file, table, keys);
+    file.may_have_text = first_has_text(file, table ? TextStream(file).peek(PEEKED) : text, keys);
     return file;
 }
 
-TextFile open_input(const std::string& path, Wanted wanted, const std::string& text_key) {
-    TextFile file = inspect(path, wanted, text_key);
+TextFile open_input(const std::string& path, Wanted wanted, const std::string& keys) {
+    TextFile file = inspect(path, wanted, keys);
     if (!file.refused.empty()) fail(EXIT_BAD_DATA, "%s: %s", file.path.c_str(), file.refused.c_str());
     return file;
 }
 
 std::string read_prompt(const std::string& path) {
     const TextFile file = open_input(path, Wanted::prompt, "");
-    TextStream stream(file, "");
+    TextStream stream(file);
     stream.skip_mark();
     const std::string_view text = stream.peek(MAX_PROMPT_BYTES + 1);
-    if (int64_t(text.size()) > MAX_PROMPT_BYTES) fail_too_long(file.path, MAX_PROMPT_BYTES);
+    if (int64_t(text.size()) > MAX_PROMPT_BYTES)
+        fail(EXIT_BAD_DATA, "%s has more than %s bytes", file.path.c_str(), with_commas(MAX_PROMPT_BYTES).c_str());
     return std::string(text);
 }
 
 // ---- folders
+
+static constexpr const char* OTHER_KINDS = "of other kinds";
 
 using FileId = std::pair<dev_t, ino_t>;
 
@@ -353,14 +331,14 @@ static FileId id_of(const std::string& path) {
 // The files in a folder. None beside weights is text, such as a checkpoint's README.md. Links to folders are followed
 // after all of its own folders, and only to folders that are new.
 struct FolderWalk {
-    std::vector<std::string> texts, others, links;
-    std::set<FileId> seen;
+    std::vector<std::string> links, texts = {}, others = {};
+    std::set<FileId> seen = {};
 
     void walk(const std::string& folder) {
         if (!seen.insert(id_of(folder)).second) return;
         const std::vector<std::string> names = list_directory(folder);
-        const bool has_weights = std::any_of(names.begin(), names.end(),
-                                             [](const std::string& name) { return name.ends_with(".safetensors"); });
+        const bool has_weights =
+            std::ranges::any_of(names, [](const std::string& name) { return name.ends_with(".safetensors"); });
         for (const std::string& name : names) {
             const std::string path = fs::path(folder) / name;
             std::error_code ignored;
@@ -375,56 +353,48 @@ struct FolderWalk {
     }
 };
 
-static constexpr const char* AGAIN = "already read";
+// Whether each file is in FoundFiles::texts.
+using SeenFiles = std::map<FileId, bool>;
 
-// Adds the text files of a folder. Refuses a folder without any (EXIT_NO_INPUT).
-static void search_folder(FoundFiles& found, std::map<FileId, bool>& seen, const std::string& path,
-                          const std::string& text_key) {
-    FolderWalk folder;
-    folder.walk(path);
-    for (size_t i = 0; i < folder.links.size(); i++) folder.walk(std::string(folder.links[i]));
-    std::sort(folder.texts.begin(), folder.texts.end());
+// Adds a file, once. One in a folder is left out if it has no text: why_none says so. Returns whether it has.
+static bool add_file(FoundFiles& found, SeenFiles& seen, const std::string& path, const std::string& text_key,
+                     std::string* why_none) {
+    const auto [known, is_new] = seen.insert({id_of(path), false});
+    if (known->second) return found.left_out["already read"].push_back(path), true;
+    if (!is_new && why_none) return false;
+    TextFile file =
+        why_none ? inspect(path, Wanted::documents, text_key) : open_input(path, Wanted::documents, text_key);
+    const bool is_text = file.refused.empty();
+    known->second = is_text && (file.may_have_text || !why_none);
+    if (known->second) return found.texts.push_back(std::move(file)), true;
     const std::string no_text = "without text under \"" + printable(text_key) + "\" (--text-key)";
-    std::vector<std::string>& others = found.left_out["of other kinds"];
-    others.insert(others.end(), folder.others.begin(), folder.others.end());
-    bool has_text = false;
-    std::string last;
-    for (const std::string& name : folder.texts) {
-        const auto [known, is_new] = seen.insert({id_of(name), false});
-        has_text |= known->second;
-        if (known->second) found.left_out[AGAIN].push_back(name);
-        if (!is_new) continue;
-        TextFile file = inspect(name, Wanted::documents, text_key);
-        const bool is_text = file.refused.empty();
-        if (is_text && file.may_have_text) {
-            known->second = has_text = true;
-            found.texts.push_back(std::move(file));
-            continue;
-        }
-        last = ": " + name + " " + (is_text ? "is " + no_text : file.refused);
-        (is_text ? found.left_out[no_text] : others).push_back(name);
-    }
-    if (has_text) return;
-    fail(EXIT_NO_INPUT,
-         "%s: holds no text file (.txt .text .md .markdown .rst .json .jsonl .jsonlines .ndjson .jl .csv .tsv, also "
-         "with .gz .zst .xz .lzma .bz2, or .parquet)%s; name the files",
-         path.c_str(), last.c_str());
+    found.left_out[is_text ? no_text : OTHER_KINDS].push_back(path);
+    *why_none = ": " + path + " " + (is_text ? "is " + no_text : file.refused);
+    return false;
 }
 
 FoundFiles find_text_files(const std::vector<std::string>& inputs, const std::string& text_key) {
     FoundFiles found;
-    std::map<FileId, bool> seen;  // whether it is in found.texts
+    SeenFiles seen;
     for (const std::string& input : inputs) {
         if (input != "-" && !path_exists(input))
             fail(EXIT_NO_INPUT, "%s: there is no such file or folder", input.c_str());
-        if (is_directory(input)) {
-            search_folder(found, seen, input, text_key);
-        } else if (bool& read = seen[id_of(input)]; read) {
-            found.left_out[AGAIN].push_back(input);
-        } else {
-            found.texts.push_back(open_input(input, Wanted::documents, text_key));
-            read = true;
+        if (!is_directory(input)) {
+            add_file(found, seen, input, text_key, nullptr);
+            continue;
         }
+        FolderWalk folder{{input}};
+        for (size_t i = 0; i < folder.links.size(); i++) folder.walk(std::string(folder.links[i]));
+        std::ranges::sort(folder.texts);
+        std::ranges::copy(folder.others, std::back_inserter(found.left_out[OTHER_KINDS]));
+        std::string why;
+        bool has_text = false;
+        for (const std::string& path : folder.texts) has_text |= add_file(found, seen, path, text_key, &why);
+        if (!has_text)
+            fail(EXIT_NO_INPUT,
+                 "%s: holds no text file (.txt .text .md .markdown .rst .json .jsonl .jsonlines .ndjson .jl .csv "
+                 ".tsv, also with .gz .zst .xz .lzma .bz2, or .parquet)%s; name the files",
+                 input.c_str(), why.c_str());
     }
     return found;
 }

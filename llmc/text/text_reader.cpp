@@ -5,23 +5,26 @@
 #include <utility>
 
 #include "base/files.h"
-#include "base/print.h"
 #include "text/tokenizer.h"
-#include "text/unicode.h"
 
+static constexpr const char* BLANK = " \t\r\n";
 static constexpr int64_t CHUNK_BYTES = 64 << 10;
 static constexpr int64_t LONG_DOCUMENT = 64 << 10;  // bytes; the end of longer documents is held out
 static constexpr int64_t CUT_WINDOW = 64 << 10;     // bytes in which the start of a line is searched
 static constexpr int64_t LONGEST_ROW = 1 << 30;     // bytes
 
+static bool is_one_document(const TextFile& file, const CorpusRules& rules) {
+    return file.format == Format::text && rules.split == SplitAt::none;
+}
+
 void measure_text(TextFile& file, const CorpusRules& rules, const std::function<void(int64_t)>& progress) {
-    if (!file.unpacker || file.format != Format::text || rules.split != SplitAt::none || rules.val_fraction == 0.0)
-        return;
-    TextStream stream(file, "");
-    std::string piece(1 << 20, '\0');
+    if (file.command.empty() || !is_one_document(file, rules) || rules.val_fraction == 0.0) return;
+    TextStream stream(file);
+    std::string piece;
     file.text_bytes = 0;
-    for (int64_t got = 1; got > 0; file.text_bytes += got) {
-        got = stream.read(piece.data(), int64_t(piece.size()));
+    for (bool more = true; more; piece.clear()) {
+        more = stream.read(piece, 1 << 20);
+        file.text_bytes += int64_t(piece.size());
         progress(stream.file_position());
     }
 }
@@ -48,12 +51,8 @@ static size_t section_end(std::string_view text, size_t from) {
 
 // The end of a document in a file with several documents, and the start of the next one. npos: the end of the document
 // has not been read yet.
-struct Border {
-    size_t end, next;
-};
-
-static Border next_border(std::string_view text, size_t from, Format format, SplitAt split) {
-    const auto at = [](size_t end) { return Border{end, end}; };
+static std::pair<size_t, size_t> next_border(std::string_view text, size_t from, Format format, SplitAt split) {
+    const auto at = [](size_t end) { return std::pair(end, end); };
     if (format == Format::json && text.substr(from).starts_with('{')) return at(json_object_end(text, from));
     if (format == Format::text && split == SplitAt::blank_lines) return at(section_end(text, from));
     const std::string_view mark = format == Format::text && split == SplitAt::end_of_text ? END_OF_TEXT : "\n";
@@ -61,15 +60,7 @@ static Border next_border(std::string_view text, size_t from, Format format, Spl
     return {end, end == text.npos ? text.npos : end + mark.size()};
 }
 
-static bool is_blank(std::string_view text) { return text.find_first_not_of(" \t\r\n") == std::string_view::npos; }
-
 // ---- reading
-
-CorpusReader::CorpusReader(const std::vector<TextFile>& files, const CorpusRules& rules) : files(files), rules(rules) {
-    few_files = double(files.size()) * rules.val_fraction < 1.0;
-}
-
-CorpusReader::~CorpusReader() = default;
 
 // Counts a document. Returns whether the document is held out.
 static bool begin_document(CorpusReader& reader) {
@@ -78,52 +69,35 @@ static bool begin_document(CorpusReader& reader) {
     return fraction > 0.0 && number % std::max<int64_t>(2, std::llround(1.0 / fraction)) == 1;
 }
 
-// Where the file ends, or its held-out part may begin, moves `end` to there.
-static void settle_end(CorpusReader& reader) {
-    if (reader.input->peek(1).empty()) reader.end = reader.size = reader.begin;
-    if (reader.begin < reader.end || !reader.cut_follows) return;
-    reader.cut_follows = false;
+static void open_file(CorpusReader& reader) {
+    const TextFile& file = reader.files[reader.file];
+    reader.input.emplace(file);
+    const int64_t mark = reader.input->skip_mark();
+    reader.lines = 0;
+    reader.train_left = INT64_MAX;
+    reader.in_array = reader.part_begun = reader.part_val = false;
+    if (!is_one_document(file, reader.rules) || reader.input->peek(1).empty()) return;
+    const double fraction = reader.rules.val_fraction;
+    const bool chosen = begin_document(reader), few_files = double(reader.files.size()) * fraction < 1.0;
+    if (fraction > 0.0 && (few_files || file.text_bytes >= LONG_DOCUMENT))
+        reader.train_left = std::max<int64_t>(0, held_out_from(file.text_bytes, fraction) - mark);
+    else
+        reader.part_val = chosen;
+}
+
+// Appends more bytes of the file. Returns whether they end it, or its training part: train_left is 0 then.
+static bool read_more(CorpusReader& reader, std::string& bytes) {
+    const int64_t more = std::min(reader.train_left, std::max(CHUNK_BYTES, int64_t(bytes.size())));
+    const bool at_end = !reader.input->read(bytes, more);
+    reader.train_left -= more;
+    if (reader.train_left > 0) return at_end;
     const size_t start = part_start(reader.input->peek(CUT_WINDOW));
-    reader.end = start == std::string::npos ? reader.size : reader.end + int64_t(start);
+    if (start != std::string::npos) return reader.input->read(bytes, int64_t(start));
+    reader.train_left = INT64_MAX;
+    return at_end;
 }
 
 static int64_t count_lines(std::string_view text) { return std::count(text.begin(), text.end(), '\n'); }
-
-static void open_file(CorpusReader& reader) {
-    const TextFile& file = reader.files[reader.file];
-    reader.input = std::make_unique<TextStream>(file, reader.rules.text_key);
-    reader.begin = reader.input->skip_mark();
-    reader.size = reader.end = file.text_bytes;
-    reader.lines = 0;
-    reader.in_array = false;
-    reader.many_documents = file.format != Format::text || reader.rules.split != SplitAt::none;
-    reader.part_begun = reader.part_val = reader.cut_follows = false;
-    settle_end(reader);
-    if (reader.many_documents || reader.begin == reader.end) return;
-    const bool chosen = begin_document(reader);
-    if (reader.rules.val_fraction > 0.0 && (reader.few_files || reader.size >= LONG_DOCUMENT)) {
-        reader.end = std::max(reader.begin, held_out_from(reader.size, reader.rules.val_fraction));
-        reader.cut_follows = true;
-        settle_end(reader);
-    } else {
-        reader.part_val = chosen;
-    }
-}
-
-// Moves to the held-out part of the file, or to the next file. Returns false at the end of the input.
-static bool next_part(CorpusReader& reader) {
-    if (reader.input && reader.end < reader.size) {
-        reader.end = reader.size;
-        reader.part_begun = false;
-        reader.part_val = true;
-        return true;
-    }
-    if (reader.input) reader.file_bytes += reader.files[reader.file++].size;
-    reader.input.reset();
-    if (reader.file == reader.files.size()) return false;
-    open_file(reader);
-    return true;
-}
 
 // Where the next JSON object starts, after white space and the commas and brackets of an array. Anything else is a bad
 // row, up to the end of its line.
@@ -140,7 +114,7 @@ static size_t skip_to_object(CorpusReader& reader, std::string_view text, size_t
 // Fills chunk.documents from its bytes. Returns the offset of the first incomplete document.
 static size_t list_documents(CorpusReader& reader, Chunk& chunk, bool at_end) {
     const std::string_view text = chunk.bytes;
-    if (!reader.many_documents) {
+    if (is_one_document(*chunk.file, reader.rules)) {
         const size_t end = at_end ? text.size() : reader.rules.cut(text);
         if (end > 0) chunk.documents.push_back({0, end, 0, !reader.part_begun, reader.part_val});
         reader.part_begun |= end > 0;
@@ -149,56 +123,49 @@ static size_t list_documents(CorpusReader& reader, Chunk& chunk, bool at_end) {
     const Format format = chunk.file->format;
     for (size_t begin = 0;;) {
         if (format == Format::json) begin = skip_to_object(reader, text, begin);
-        Border border = next_border(text, begin, format, reader.rules.split);
-        if (border.next == std::string_view::npos) {
+        auto [end, next] = next_border(text, begin, format, reader.rules.split);
+        if (next == text.npos) {
             if (at_end && begin == text.size() && reader.in_array)
                 fail(EXIT_BAD_DATA, "%s: is not valid JSON: the ] of its array is missing; it may be cut off",
                      chunk.file->path.c_str());
             if (!at_end || begin == text.size()) return begin;
-            border = {text.size(), text.size()};
+            end = next = text.size();
         }
-        if (!is_blank(text.substr(begin, border.end - begin))) {
+        if (text.find_first_not_of(BLANK, begin) < end) {
             const bool val = begin_document(reader);
-            chunk.documents.push_back({begin, border.end, reader.lines + 1, true, val});
+            chunk.documents.push_back({begin, end, reader.lines + 1, true, val});
         }
-        if (format == Format::json_lines)
-            reader.lines++;
-        else if (format != Format::text)
-            reader.lines += count_lines(text.substr(begin, border.next - begin));
-        begin = border.next;
+        reader.lines += count_lines(text.substr(begin, next - begin));
+        begin = next;
     }
 }
 
 int64_t CorpusReader::file_bytes_read() const { return file_bytes + (input ? input->file_position() : 0); }
 
 bool CorpusReader::next(Chunk& chunk) {
-    while (!input || begin == end)
-        if (!next_part(*this)) return false;
-    chunk.file = &files[file];
-    chunk.documents.clear();
-    chunk.bad_lines = 0;
-    chunk.bytes = std::move(rest);
-    rest.clear();
-    for (;;) {
-        const size_t have = chunk.bytes.size();
-        const int64_t more = std::min(end - begin, std::max(CHUNK_BYTES, int64_t(have)));
-        chunk.bytes.resize(have + size_t(more));
-        const int64_t got = input->read(chunk.bytes.data() + have, more);
-        chunk.bytes.resize(have + size_t(got));
-        begin += got;
-        settle_end(*this);
-        const size_t used = list_documents(*this, chunk, begin == end);
-        // No complete document yet: a long line, a long section, or a long run without white space.
-        if (used == 0 && begin < end) {
-            if (chunk.file->format != Format::text && int64_t(have) > LONGEST_ROW)
-                fail(EXIT_BAD_DATA, "%s:%lld: has a row of more than 1 GiB; a quote or a brace may be missing",
-                     chunk.file->path.c_str(), static_cast<long long>(lines + 1));
-            continue;
-        }
-        rest = chunk.bytes.substr(used);
-        chunk.bytes.resize(used);
-        return true;
+    if (!input && file == files.size()) return false;
+    if (!input) open_file(*this);
+    chunk = {&files[file], std::exchange(rest, {})};
+    bool at_end = false;
+    size_t used = 0;
+    while (used == 0 && !at_end) {  // no complete document yet: a long line, section, or run without white space
+        if (chunk.file->format != Format::text && int64_t(chunk.bytes.size()) > LONGEST_ROW)
+            fail(EXIT_BAD_DATA, "%s:%lld: has a row of more than 1 GiB; a quote or a brace may be missing",
+                 chunk.file->path.c_str(), static_cast<long long>(lines + 1));
+        at_end = read_more(*this, chunk.bytes);
+        used = list_documents(*this, chunk, at_end);
     }
+    rest = chunk.bytes.substr(used);
+    chunk.bytes.resize(used);
+    if (at_end && train_left == 0) {  // the held-out part follows
+        train_left = INT64_MAX;
+        part_begun = false;
+        part_val = true;
+    } else if (at_end) {
+        file_bytes += files[file++].size;
+        input.reset();
+    }
+    return true;
 }
 
 // ---- documents
@@ -207,27 +174,19 @@ static std::string place_of(const Chunk& chunk, const Document& document) {
     return chunk.file->path + ":" + std::to_string(document.line);
 }
 
-static std::string bytes_of(const Chunk& chunk, const Document& document) {
-    return chunk.bytes.substr(document.begin, document.end - document.begin);
-}
-
-// Whether a row of a JSON file cannot be an object. A value of an array ends where the file does, so it is not parsed.
-static bool is_no_object(const Chunk& chunk, const Document& document) {
-    return chunk.file->format == Format::json && chunk.bytes[document.begin] != '{';
+static std::string_view text_of(const Chunk& chunk, const Document& document) {
+    return std::string_view(chunk.bytes).substr(document.begin, document.end - document.begin);
 }
 
 // any_text: no matter whether its strings are texts.
-static Json parse_row(const Chunk& chunk, const Document& document, bool any_text) {
-    return parse_python_json(bytes_of(chunk, document), place_of(chunk, document),
-                             "; each line of this file must be one whole object {...}", any_text);
-}
-
-static Json row_of(const Chunk& chunk, const Document& document) {
+static Json row_of(const Chunk& chunk, const Document& document, bool any_text) {
     const std::string where = place_of(chunk, document);
-    if (is_no_object(chunk, document))
+    // A value of an array ends where the file does, so it is not parsed.
+    if (chunk.file->format == Format::json && chunk.bytes[document.begin] != '{')
         fail(EXIT_BAD_DATA, "%s: is not an object {...}; a JSON file must consist of them", where.c_str());
-    Json row = parse_row(chunk, document, true);
-    if (row.type == Json::string && !chunk.file->table.empty())  // says what is wrong
+    Json row = parse_python_json(std::string(text_of(chunk, document)), where,
+                                 "; each line of this file must be one whole object {...}", any_text);
+    if (row.type == Json::string && chunk.file->is_table)  // says what is wrong
         fail(EXIT_BAD_DATA, "%s: %s", where.c_str(), row.text.c_str());
     if (row.type != Json::object)
         fail(EXIT_BAD_DATA, "%s: is JSON, but not an object {...}; each line of this file must be one", where.c_str());
@@ -245,17 +204,12 @@ static std::string text_of_row(const Json& row, const std::string& where, const 
          printable(key).c_str(), instead.c_str(), keys.empty() ? "none" : printable(keys).c_str());
 }
 
-static std::string_view without_white_ends(std::string_view text) {
-    const size_t first = text.find_first_not_of(" \t\r\n");
-    return first == text.npos ? "" : text.substr(first, text.find_last_not_of(" \t\r\n") + 1 - first);
-}
-
 // Calls f(row). If that fails because of a text with half of a surrogate pair, says so.
 template <class F>
 static void use_row(const Chunk& chunk, const Document& document, F f) try {
-    f(row_of(chunk, document));
+    f(row_of(chunk, document, true));
 } catch (const Error&) {
-    if (!is_no_object(chunk, document)) parse_row(chunk, document, false);
+    row_of(chunk, document, false);
     throw;
 }
 
@@ -275,26 +229,23 @@ void for_each_document(Chunk& chunk, const CorpusRules& rules,
                        const std::function<void(std::string_view text, bool starts, bool val)>& f) {
     for (const Document& document : chunk.documents) {
         std::string decoded;
-        std::string_view text = std::string_view(chunk.bytes).substr(document.begin, document.end - document.begin);
-        const bool is_text = chunk.file->format == Format::text;
-        if (!is_text) {
+        std::string_view text = text_of(chunk, document);
+        if (chunk.file->format != Format::text) {
             if (!read_row(decoded, chunk, document, rules)) continue;
             text = decoded;
         } else if (rules.split == SplitAt::lines) {
             if (text.ends_with('\r')) text.remove_suffix(1);
         } else if (rules.split == SplitAt::end_of_text) {
-            text = without_white_ends(text);
+            text = text.substr(0, text.find_last_not_of(BLANK) + 1);
+            text.remove_prefix(std::min(text.find_first_not_of(BLANK), text.size()));
         }
         // The reader has already cut a file that is one document into its training part and its held-out end.
-        const bool file_is_document = is_text && rules.split == SplitAt::none;
-        if (file_is_document || rules.val_fraction == 0.0 || int64_t(text.size()) < LONG_DOCUMENT) {
-            f(text, document.starts, document.val);
-            continue;
-        }
-        const size_t wanted = size_t(held_out_from(int64_t(text.size()), rules.val_fraction));
-        const size_t start = part_start(text.substr(wanted, CUT_WINDOW));
-        const size_t cut = start == text.npos ? text.size() : wanted + start;
-        f(text.substr(0, cut), true, false);
+        const bool is_cut =
+            !is_one_document(*chunk.file, rules) && rules.val_fraction > 0.0 && int64_t(text.size()) >= LONG_DOCUMENT;
+        const size_t wanted = size_t(held_out_from(int64_t(text.size()), rules.val_fraction)),
+                     start = is_cut ? part_start(text.substr(wanted, CUT_WINDOW)) : text.npos,
+                     cut = start == text.npos ? text.size() : wanted + start;
+        f(text.substr(0, cut), document.starts, document.val && !is_cut);
         if (cut < text.size()) f(text.substr(cut), true, true);
     }
 }
@@ -302,7 +253,7 @@ void for_each_document(Chunk& chunk, const CorpusRules& rules,
 std::vector<std::string> read_documents(const std::string& path, const std::string& text_key) {
     const std::vector<TextFile> files = {open_input(path, Wanted::documents, text_key)};
     const CorpusRules rules{.text_key = text_key};
-    CorpusReader reader(files, rules);
+    CorpusReader reader{files, rules};
     std::vector<std::string> documents;
     for (Chunk chunk; reader.next(chunk);)
         for_each_document(chunk, rules, [&](std::string_view text, bool starts, bool) {
@@ -314,8 +265,8 @@ std::vector<std::string> read_documents(const std::string& path, const std::stri
 
 void for_each_row(const std::string& path, const std::string& keys,
                   const std::function<void(const Json& row, const std::string& where)>& f) {
-    const std::vector<TextFile> files = {open_input(path, Wanted::rows, "")};
-    CorpusReader reader(files, {.text_key = keys});
+    const std::vector<TextFile> files = {open_input(path, Wanted::rows, keys)};
+    CorpusReader reader{files, {}};
     for (Chunk chunk; reader.next(chunk);)
         for (const Document& document : chunk.documents)
             use_row(chunk, document, [&](const Json& row) { f(row, place_of(chunk, document)); });

@@ -13,7 +13,7 @@
 #pragma once
 #include <cstdint>
 #include <functional>
-#include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -52,17 +52,13 @@ struct Document {
 struct Chunk {
     const TextFile* file;
     std::string bytes;
-    std::vector<Document> documents;
+    std::vector<Document> documents = {};
     // Set by for_each_document:
-    int64_t bad_lines = 0;  // objects and records that it skipped
-    std::string first_bad;  // the error of the first of them
+    int64_t bad_lines = 0;       // objects and records that it skipped
+    std::string first_bad = {};  // the error of the first of them
 };
 
 struct CorpusReader {
-    CorpusReader(const std::vector<TextFile>& files, const CorpusRules& rules);
-    CorpusReader(const CorpusReader&) = delete;
-    ~CorpusReader();
-
     // Reads the next chunk: about 64 KiB, or more where a JSON line, a section or a run without white space is longer.
     // Chunks do not depend on the number of threads. Encoding the documents of all chunks gives the tokens of the uncut
     // text. Returns false at the end.
@@ -71,19 +67,15 @@ struct CorpusReader {
 
     const std::vector<TextFile>& files;
     const CorpusRules rules;
-    bool few_files;          // there are so few text files that the end of each is held out
-    int64_t documents = 0;   // documents begun; held-out ends do not count
-    size_t file = 0;         // index of the current file
-    int64_t file_bytes = 0;  // sum of the sizes of the files before it
-    std::unique_ptr<TextStream> input;
-    int64_t begin = 0, end = 0;   // range of the text still to read: first the training part, then the held-out part
-    int64_t size = 0;             // size of the text; INT64_MAX until it is known
-    bool cut_follows = false;     // the held-out part begins with a line or a word at or after `end`
-    int64_t lines = 0;            // lines of the file returned so far
-    bool in_array = false;        // an array of JSON objects has begun, and not ended
-    bool many_documents = false;  // the file is split into documents
+    int64_t documents = 0;                      // documents begun; held-out ends do not count
+    size_t file = 0;                            // index of the current file
+    int64_t file_bytes = 0;                     // sum of the sizes of the files before it
+    std::optional<TextStream> input = {};       // the current file; none: the next one is still to be opened
+    std::string rest = {};                      // bytes that were read, but not yet returned
+    int64_t lines = 0;                          // lines of the file returned so far
+    bool in_array = false;                      // an array of JSON objects has begun, and not ended
+    int64_t train_left = 0;                     // bytes before the held-out end of the file; INT64_MAX: it has none
     bool part_begun = false, part_val = false;  // state of a file that is one document
-    std::string rest;                           // bytes that were read, but not yet returned
 };
 
 // Calls f(text, starts, val) for each document of a chunk, decoded unless the file is text; a long document comes in
