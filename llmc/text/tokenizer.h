@@ -26,8 +26,7 @@ struct Merge {
     bool operator==(const Merge&) const = default;
 };
 
-// Hash table from a pair of tokens to its merge's rank. Open addressing; a slot holds left, right and rank, 20 bits
-// each.
+// Hash table from a pair of tokens to its merge's rank. A slot holds left, right and rank, 20 bits each.
 struct PairRanks {
     static constexpr int NONE = 1 << 20;  // above every rank
     std::vector<uint64_t> slots;
@@ -59,8 +58,7 @@ struct Tokenizer {
     std::vector<int> prefix;          // put in front of every text, by the post_processor or add_bos_token
     std::string chat_template;        // template in Jinja; "": none
     int rows = MAX_VOCAB_SIZE;        // rows of the embedding: a text with an added token beyond them is refused
-    TokenizerFiles files;             // files that it was read from; empty: it was trained
-    int max_length = 0;               // model_max_length where no tokenizer_config.json was read; 0: none
+    TokenizerFiles files;             // files that it was read from, and that differ from those that it would write
     int byte_tokens[256] = {};
     PairRanks ranks;
 
@@ -68,27 +66,20 @@ struct Tokenizer {
 };
 
 // Loads tokenizer.json; or a pair of vocab.json (encoder.json) and merges.txt (vocab.bpe), either of which may be
-// named; or a directory that holds one of these; with what transformers reads beside them: tokenizer_config.json,
-// special_tokens_map.json, added_tokens.json and chat templates. Refuses a tokenizer that is not byte-level BPE with
-// GPT-2's pattern, gaps in the ids, merges that use or make unknown tokens, added tokens that match single words only,
-// tokens that the post_processor puts behind a text, and a vocabulary without a token that ends documents.
-// EXIT_NO_INPUT, EXIT_BAD_DATA.
-//
-// Documents end with <|endoftext|>; in a vocabulary without it, with the eos_token of tokenizer_config.json or
-// special_tokens_map.json, the eos_token_id of config.json, or a token such as </s>.
+// named; or a directory that holds one of these; with what transformers reads beside them. Refuses a tokenizer that is
+// not byte-level BPE with GPT-2's pattern, and one with settings that would be ignored (EXIT_NO_INPUT, EXIT_BAD_DATA).
+// docs/data.md ("Shards") says which token ends documents.
 Tokenizer load_tokenizer(const std::string& path);
 // The same from the contents of such files and of config.json; `where` is named in errors.
 Tokenizer parse_tokenizer(TokenizerFiles files, const std::string& where);
 // Tokens and merges ("left right") as they are written in the files, in GPT-2's alphabet.
 std::vector<std::string> written_tokens(const Tokenizer& tokenizer);
 std::vector<std::string> written_merges(const Tokenizer& tokenizer);
-// Whether two tokenizers give every document the same tokens: tokens, merges, added tokens with their settings, the
-// end of documents and the prefix are equal.
+// Whether two tokenizers give every document the same tokens.
 bool same_tokenizer(const Tokenizer& a, const Tokenizer& b);
 
-// Writes tokenizer.json, vocab.json, merges.txt, tokenizer_config.json and special_tokens_map.json, as transformers
-// reads them, into an existing directory; replaces or removes all files of a tokenizer there. A file that the tokenizer
-// was read from is written as it was.
+// Writes the files that transformers reads into an existing directory; replaces or removes all files of a tokenizer
+// there. A file that the tokenizer was read from is written as it was.
 void save_tokenizer(const Tokenizer& tokenizer, const std::string& directory);
 // Changes the model_max_length of tokenizer_config.json.
 void set_model_max_length(Tokenizer& tokenizer, int length);
@@ -99,7 +90,6 @@ struct Encoder {
     struct alignas(64) CachedPiece {
         uint64_t key[3];        // the piece's bytes, then zeros
         uint8_t length, count;  // number of bytes; number of tokens
-        uint16_t unused;
         int tokens[9];
     };
     // The cache has 2^cache_bits entries of 64 bytes. The default suits long texts; use about 8 for a prompt.
@@ -148,10 +138,9 @@ struct PieceCounts {
 };
 
 // Learns vocab_size - 257 merges. Each round merges the most frequent pair of neighbours; of equally frequent pairs,
-// the one with the smallest (left, right) ids. Ids 0-255 are the bytes in GPT-2's order, then come the merges, and the
-// last id is <|endoftext|>. The result depends only on the counts. It equals that of Hugging Face's BpeTrainer
-// (initial_alphabet of all bytes) as far as BpeTrainer's result is defined, see bpe_train.cpp. progress(merges done,
-// total) is called every 256 merges and at the end. Refuses counts with fewer pairs than needed (EXIT_BAD_DATA).
+// the one with the smallest (left, right) ids, as Hugging Face's BpeTrainer does with an initial_alphabet of all bytes.
+// Ids 0-255 are the bytes in GPT-2's order, then come the merges, and the last id is <|endoftext|>. progress is called
+// every 256 merges and at the end. Refuses counts with fewer pairs than needed (EXIT_BAD_DATA).
 Tokenizer train_bpe(const PieceCounts& counts, int vocab_size,
                     const std::function<void(int done, int total)>& progress = {});
 

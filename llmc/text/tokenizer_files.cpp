@@ -71,19 +71,39 @@ static constexpr const char* SIDE_FILES[] = {"tokenizer_config.json", "special_t
 
 using Ids = std::unordered_map<std::string, int>;  // ids by the token's text in the file
 
-static int id_of(const std::string& token, const Json& id, const std::string& where) {
+struct TokenizerParser {
+    const TokenizerFiles& files;
+    const std::string& where;  // named in errors
+    // config.json; tokenizer_config.json; its tokens and those of special_tokens_map.json
+    const Json model, config, roles;
+    Ids ids = {};
+    Tokenizer tokenizer = {};
+};
+
+[[noreturn]] static void refuse(const TokenizerParser& p, const std::string& why) {
+    fail(EXIT_BAD_DATA, "%s: %s", p.where.c_str(), why.c_str());
+}
+
+static std::string shown(const Json& value) { return printable(json_text(value)); }
+
+static int checked_id(const TokenizerParser& p, const std::string& token, const Json& id) {
     if (!id.is_index(MAX_VOCAB_SIZE))
-        fail(EXIT_BAD_DATA, "%s: token \"%s\" has the id %s; ids must be whole numbers below %d", where.c_str(),
-             printable(token).c_str(), printable(json_text(id)).c_str(), MAX_VOCAB_SIZE);
+        refuse(p, format("token \"%s\" has the id %s; ids must be whole numbers below %d", printable(token).c_str(),
+                         shown(id).c_str(), MAX_VOCAB_SIZE));
     return id.get<int>();
 }
 
-static Ids read_vocab(const Json& vocab, const std::string& where) {
-    if (vocab.type != Json::object)
-        fail(EXIT_BAD_DATA, "%s: the vocabulary is not an object of tokens and ids", where.c_str());
+// Returns the id of a token; -1: there is none.
+static int find_id(const TokenizerParser& p, const std::string& token) {
+    const auto found = p.ids.find(token);
+    return found == p.ids.end() ? -1 : found->second;
+}
+
+static Ids read_vocab(const TokenizerParser& p, const Json& vocab) {
+    if (vocab.type != Json::object) refuse(p, "the vocabulary is not an object of tokens and ids");
     Ids ids;
     ids.reserve(vocab.members.size());
-    for (const auto& [token, id] : vocab.members) ids[token] = id_of(token, id, where);
+    for (const auto& [token, id] : vocab.members) ids[token] = checked_id(p, token, id);
     return ids;
 }
 
@@ -95,250 +115,208 @@ static std::string content_of(const Json& token) {
 
 // Adds a token with the settings in `token`, or changes its settings. Added tokens are written as plain text, which is
 // not made of bytes. One that is also in the vocabulary must have the same id there.
-static void add_token(Tokenizer& tokenizer, Ids& ids, const Json& token, const Json& given_id,
-                      const std::string& where) {
+static void add_token(TokenizerParser& p, const Json& token, const Json& given_id) {
     const std::string content = content_of(token);
-    if (content.empty())
-        fail(EXIT_BAD_DATA, "%s: an added token has no content: %s", where.c_str(),
-             printable(json_text(token)).c_str());
-    const int id = id_of(content, given_id, where);
+    if (content.empty()) refuse(p, "an added token has no content: " + shown(token));
+    const int id = checked_id(p, content, given_id), known = p.ids.emplace(content, id).first->second;
+    if (known != id)
+        refuse(p, format("the added token \"%s\" has the id %d, but the id %d in the vocabulary",
+                         printable(content).c_str(), id, known));
     const auto setting = [&](const char* name) {
         const Json& value = token[name];
         if (value.type != Json::boolean && value.type != Json::null)
-            fail(EXIT_BAD_DATA, "%s: %s of an added token is %s, not true or false", where.c_str(), name,
-                 printable(json_text(value)).c_str());
+            refuse(p, format("%s of an added token is %s, not true or false", name, shown(value).c_str()));
         return value == true;
     };
     if (setting("single_word"))
-        fail(EXIT_BAD_DATA, "%s: the added token \"%s\" has single_word, which is not supported; set it to false",
-             where.c_str(), printable(content).c_str());
-    const auto [place, is_new] = ids.emplace(content, id);
-    if (!is_new && place->second != id)
-        fail(EXIT_BAD_DATA, "%s: the added token \"%s\" has the id %d, but the id %d in the vocabulary", where.c_str(),
-             printable(content).c_str(), id, place->second);
-    added_token(tokenizer, id) = {id, setting("special"), setting("lstrip"), setting("rstrip"), setting("normalized")};
+        refuse(p, format("the added token \"%s\" has single_word, which is not supported; set it to false",
+                         printable(content).c_str()));
+    added_token(p.tokenizer, id) = {id, setting("special"), setting("lstrip"), setting("rstrip"),
+                                    setting("normalized")};
 }
 
-// Files that transformers reads beside the vocabulary.
-struct SideFiles {
-    Json model, config, roles;  // config.json; tokenizer_config.json; its tokens and those of special_tokens_map.json
+// Reads a file beside the vocabulary; no members: there is none.
+static Json read_side_file(const TokenizerFiles& files, const char* name, const std::string& where) {
+    return files.contains(name) ? parse_python_object(files.at(name), name + (" beside " + where)) : Json({});
+}
 
-    SideFiles(const TokenizerFiles& files, const std::string& where) {
-        const auto read = [&](const char* name, Json& out) {
-            if (!files.contains(name)) return;
-            for (auto& [key, value] : parse_python_object(files.at(name), name + (" beside " + where)).members)
-                out[key] = std::move(value);
-        };
-        read("config.json", model);
-        read("tokenizer_config.json", config);
-        roles = config;
-        if (!config.contains("added_tokens_decoder")) read("special_tokens_map.json", roles);
-        const auto refuse = [&](const char* key) {
-            if (config[key] != true) return;
-            fail(EXIT_BAD_DATA, "%s: tokenizer_config.json has %s, which is not supported", where.c_str(), key);
-        };
-        refuse("add_prefix_space");
-        if (!files.contains("tokenizer.json")) refuse("add_eos_token");  // beside it transformers ignores this
-    }
-
-    // The text of a role such as "bos_token". GPT2Tokenizer has <|endoftext|> for three of them.
-    std::string role(const std::string& name) const {
-        const std::string type = content_of(config["tokenizer_class"]);
-        const bool by_default = (type.empty() || type.starts_with("GPT2Tokenizer")) && name != "pad_token";
-        return roles.contains(name) || !by_default ? content_of(roles[name]) : END_OF_TEXT;
-    }
-};
+// The text of a role such as "bos_token". GPT2Tokenizer has <|endoftext|> for three of them.
+static std::string role(const TokenizerParser& p, const std::string& name) {
+    const std::string type = content_of(p.config["tokenizer_class"]);
+    const bool by_default = (type.empty() || type.starts_with("GPT2Tokenizer")) && name != "pad_token";
+    return p.roles.contains(name) || !by_default ? content_of(p.roles[name]) : END_OF_TEXT;
+}
 
 // Makes the tokens of the roles special. As transformers does, it adds those that the vocabulary lacks, at its end; but
 // not <|endoftext|>, which is there by default only.
-static void read_roles(Tokenizer& tokenizer, Ids& ids, const SideFiles& side, const std::string& where) {
+static void read_roles(TokenizerParser& p) {
     std::vector<Json> tokens;
     for (const char* role : {"bos", "eos", "unk", "sep", "pad", "cls", "mask"})
-        tokens.push_back(side.roles[std::string(role) + "_token"]);
+        tokens.push_back(p.roles[std::string(role) + "_token"]);
     for (const char* list : {"additional_special_tokens", "extra_special_tokens"})
-        tokens.insert(tokens.end(), side.roles[list].items.begin(), side.roles[list].items.end());
+        std::ranges::copy(p.roles[list].items, std::back_inserter(tokens));
     for (const Json& token : tokens) {
         const std::string content = content_of(token);
-        const auto place = ids.find(content);
-        if (content.empty() || (place == ids.end() && content == END_OF_TEXT)) continue;
-        const int id = place == ids.end() ? int(ids.size()) : place->second;
-        if (!is_added(tokenizer, id)) add_token(tokenizer, ids, token, id, where);
-        added_token(tokenizer, id).special = true;
+        int id = find_id(p, content);
+        if (content.empty() || (id < 0 && content == END_OF_TEXT)) continue;
+        if (id < 0) id = int(p.ids.size());
+        if (!is_added(p.tokenizer, id)) add_token(p, token, id);
+        added_token(p.tokenizer, id).special = true;
     }
 }
 
 // The added tokens of tokenizer_config.json, or of added_tokens.json, which older versions of transformers wrote.
-static void read_side_tokens(Tokenizer& tokenizer, Ids& ids, const TokenizerFiles& files, const SideFiles& side,
-                             const std::string& where) {
-    if (side.config["added_tokens_decoder"].type == Json::object) {
-        for (const auto& [id, token] : side.config["added_tokens_decoder"].members) {
-            const auto place = ids.find(content_of(token));
-            add_token(tokenizer, ids, token, place == ids.end() ? std::atoi(id.c_str()) : place->second, where);
+static void read_side_tokens(TokenizerParser& p) {
+    if (p.config["added_tokens_decoder"].type == Json::object) {
+        for (const auto& [id, token] : p.config["added_tokens_decoder"].members) {
+            const int known = find_id(p, content_of(token));
+            add_token(p, token, known < 0 ? std::atoi(id.c_str()) : known);
         }
-    } else if (files.contains("added_tokens.json")) {
-        const Json added = parse_json(files.at("added_tokens.json"), "added_tokens.json beside " + where);
-        for (const auto& [content, id] : read_vocab(added, where))
-            if (!is_added(tokenizer, id))
-                add_token(tokenizer, ids, {{"content", content}, {"normalized", true}}, id, where);
+    } else if (p.files.contains("added_tokens.json")) {
+        const Json added = parse_json(p.files.at("added_tokens.json"), "added_tokens.json beside " + p.where);
+        for (const auto& [content, id] : read_vocab(p, added))
+            if (!is_added(p.tokenizer, id)) add_token(p, {{"content", content}, {"normalized", true}}, id);
     }
-    read_roles(tokenizer, ids, side, where);
+    read_roles(p);
 }
 
-// Sets the bytes of every token. Refuses ids with a gap, and two tokens with the same id.
-static void fill_tokens(Tokenizer& tokenizer, const Ids& ids, const std::string& where) {
-    const int vocab_size = int(ids.size());
-    std::vector<bool> seen(ids.size());
-    tokenizer.tokens.resize(ids.size());
-    for (const auto& [text, id] : ids) {
-        if (id >= vocab_size)
-            fail(EXIT_BAD_DATA, "%s: has %d tokens, but \"%s\" has the id %d: ids must be 0 to %d without a gap",
-                 where.c_str(), vocab_size, printable(text).c_str(), id, vocab_size - 1);
-        if (seen[size_t(id)])
-            fail(EXIT_BAD_DATA, "%s: two tokens have the id %d, one is \"%s\"", where.c_str(), id,
-                 printable(text).c_str());
+// Sets the bytes of every token. Refuses ids with a gap, two tokens with the same id, and a byte without a token.
+static void fill_tokens(TokenizerParser& p) {
+    const size_t vocab_size = p.ids.size();
+    std::vector<bool> seen(vocab_size);
+    p.tokenizer.tokens.resize(vocab_size);
+    std::ranges::fill(p.tokenizer.byte_tokens, -1);
+    for (const auto& [text, id] : p.ids) {
+        if (size_t(id) >= vocab_size || seen[size_t(id)])
+            refuse(p, format("\"%s\" has the id %d, but ids must be 0 to %zu, each once", printable(text).c_str(), id,
+                             vocab_size - 1));
         seen[size_t(id)] = true;
-        if (is_added(tokenizer, id))
-            tokenizer.tokens[size_t(id)] = text;
-        else if (!from_alphabet(text, tokenizer.tokens[size_t(id)]))
-            fail(EXIT_BAD_DATA,
-                 "%s: token %d, \"%s\", has a character that stands for no byte; is this a byte-level BPE?",
-                 where.c_str(), id, printable(text).c_str());
+        std::string& bytes = p.tokenizer.tokens[size_t(id)] = text;
+        if (is_added(p.tokenizer, id)) continue;
+        if (!from_alphabet(text, bytes))
+            refuse(p, format("token %d, \"%s\", has a character that stands for no byte; is this a byte-level BPE?", id,
+                             printable(text).c_str()));
+        if (bytes.size() == 1) p.tokenizer.byte_tokens[uint8_t(bytes[0])] = id;
     }
-}
-
-static void find_byte_tokens(Tokenizer& tokenizer, const Ids& ids, const std::string& where) {
-    for (int byte = 0; byte < 256; byte++) {
-        const auto found = ids.find(to_alphabet(std::string(1, char(byte))));
-        if (found == ids.end() || tokenizer.tokens[size_t(found->second)] != std::string(1, char(byte)))
-            fail(EXIT_BAD_DATA, "%s: there is no token for the byte %d; is this a byte-level BPE?", where.c_str(),
-                 byte);
-        tokenizer.byte_tokens[byte] = found->second;
-    }
+    const auto missing = std::ranges::find(p.tokenizer.byte_tokens, -1);
+    if (missing != std::end(p.tokenizer.byte_tokens))
+        refuse(p, format("there is no token for the byte %d; is this a byte-level BPE?",
+                         int(missing - p.tokenizer.byte_tokens)));
 }
 
 // Adds a merge: "left right", or ["left", "right"] in files since 2024. No token contains a space: the alphabet writes
 // it as another character.
-static void add_merge(Tokenizer& tokenizer, const Ids& ids, const Json& written, const std::string& where) {
-    const auto place = [&] { return format("%s: merge %zu", where.c_str(), tokenizer.merges.size() + 1); };
-    std::vector<std::string> pair;
-    if (written.type == Json::string) {
-        const size_t space = written.text.find(' ');
-        pair = {written.text.substr(0, space), space == std::string::npos ? "" : written.text.substr(space + 1)};
-        if (pair[0].empty() || pair[1].empty() || pair[1].find(' ') != std::string::npos)
-            fail(EXIT_BAD_DATA, "%s is \"%s\", not two tokens with a space between them", place().c_str(),
-                 printable(written.text).c_str());
-    } else {
-        for (const Json& token : written.items)
-            if (token.type == Json::string) pair.push_back(token.text);
-        if (pair.size() != 2 || written.items.size() != 2)
-            fail(EXIT_BAD_DATA, "%s is %s, not a pair of tokens", place().c_str(),
-                 printable(json_text(written)).c_str());
+static void add_merge(TokenizerParser& p, const Json& written) {
+    const auto refuse_merge = [&](const std::string& why) {
+        refuse(p, format("merge %zu %s", p.tokenizer.merges.size() + 1, why.c_str()));
+    };
+    const std::string text =
+        written.items.size() == 2 ? written.items[0].text + " " + written.items[1].text : written.text;
+    if (std::ranges::count(text, ' ') != 1 || text.starts_with(' ') || text.ends_with(' '))
+        refuse_merge("is " + shown(written) + "; it must be two tokens with a space between them, or a list of two");
+    const std::string left = text.substr(0, text.find(' ')), right = text.substr(left.size() + 1);
+    int ids[3];
+    for (int i = 0; const std::string& token : {left, right, left + right}) {
+        const int id = ids[i++] = find_id(p, token);
+        if (id < 0) refuse_merge("needs the token \"" + printable(token) + "\", which is not in the vocabulary");
+        if (is_added(p.tokenizer, id) && token != to_alphabet(token))
+            refuse_merge(format("uses the added token %d", id));
     }
-    int found[3];
-    for (int i = 0; const std::string& text : {pair[0], pair[1], pair[0] + pair[1]}) {
-        const auto token = ids.find(text);
-        if (token == ids.end())
-            fail(EXIT_BAD_DATA, "%s needs the token \"%s\", which is not in the vocabulary", place().c_str(),
-                 printable(text).c_str());
-        const int id = found[i++] = token->second;
-        if (is_added(tokenizer, id) && text != to_alphabet(text))
-            fail(EXIT_BAD_DATA, "%s uses the added token %d", place().c_str(), id);
-        if (text.empty())  // merges.txt cannot represent an empty token
-            fail(EXIT_BAD_DATA, "%s uses token %d, which is empty", place().c_str(), id);
-    }
-    tokenizer.merges.push_back({found[0], found[1], found[2]});
+    p.tokenizer.merges.push_back({ids[0], ids[1], ids[2]});
+}
+
+static void read_merges(TokenizerParser& p, const Json& merges) {
+    if (merges.items.size() >= size_t(PairRanks::NONE))
+        refuse(p, format("more than %d merges are not supported", PairRanks::NONE - 1));
+    for (const Json& merge : merges.items) add_merge(p, merge);
+    Tokenizer& t = p.tokenizer;
+    t.ranks.build(t.merges);
+    for (size_t i = 0; i < t.merges.size(); i++)
+        if (t.ranks.rank(t.merges[i].left, t.merges[i].right) != int(i))
+            refuse(p, format("merge %zu occurs twice", i + 1));
 }
 
 // Finds the token that ends documents. No text may be merged into it. Returns whether transformers finds it, too.
-static bool find_end_of_text(Tokenizer& tokenizer, const Ids& ids, const SideFiles& side, const std::string& where) {
-    std::vector<int> candidates;
-    const auto add = [&](const std::string& name) {
-        if (const auto found = ids.find(name); found != ids.end()) candidates.push_back(found->second);
-    };
-    for (const std::string& name : {std::string(END_OF_TEXT), side.role("eos_token")}) add(name);
-    const size_t named = candidates.size();
-    add(content_of(side.config["eos_token"]));  // special_tokens_map.json may name another one
-    const Json& in_model = side.model["eos_token_id"];
+static bool find_end_of_text(TokenizerParser& p) {
+    std::vector<int> candidates = {find_id(p, END_OF_TEXT), find_id(p, role(p, "eos_token"))};
+    candidates.push_back(
+        find_id(p, content_of(p.config["eos_token"])));  // special_tokens_map.json may name another one
+    const Json& in_model = p.model["eos_token_id"];
     for (const Json& id : in_model.type == Json::array ? in_model.items : std::vector{in_model})
-        if (id.is_index(tokenizer.vocab_size())) candidates.push_back(id.get<int>());
-    for (const char* name : {"</s>", "<|end_of_text|>", "<eos>", "[EOS]"}) add(name);
-    const auto is_text = [&](int id) {
-        return std::ranges::count(tokenizer.byte_tokens, id) > 0 ||
-               std::ranges::count(tokenizer.merges, id, &Merge::token) > 0;
-    };
-    const auto found = std::ranges::find_if_not(candidates, is_text);
+        candidates.push_back(id.is_index(p.tokenizer.vocab_size()) ? id.get<int>() : -1);
+    for (const char* name : {"</s>", "<|end_of_text|>", "<eos>", "[EOS]"}) candidates.push_back(find_id(p, name));
+    const auto found = std::ranges::find_if(candidates, [&](int id) {
+        return id >= 0 && std::ranges::count(p.tokenizer.byte_tokens, id) == 0 &&
+               std::ranges::count(p.tokenizer.merges, id, &Merge::token) == 0;
+    });
     if (found == candidates.end())
-        fail(EXIT_BAD_DATA,
-             "%s: no token ends documents: there is neither %s, nor an eos_token in tokenizer_config.json, nor an "
-             "eos_token_id in config.json; name one as eos_token in tokenizer_config.json",
-             where.c_str(), END_OF_TEXT);
-    tokenizer.end_of_text = *found;
-    added_token(tokenizer, *found).special = true;
-    return size_t(found - candidates.begin()) < named;
+        refuse(p, format("no token ends documents: there is neither %s, nor an eos_token in tokenizer_config.json, nor "
+                         "an eos_token_id in config.json; name one as eos_token in tokenizer_config.json",
+                         END_OF_TEXT));
+    p.tokenizer.end_of_text = *found;
+    added_token(p.tokenizer, *found).special = true;
+    return found - candidates.begin() < 2;  // transformers reads the first two
 }
 
 // Returns the tokens that a post_processor of tokenizer.json puts in front of a text.
-static std::vector<int> prefix_of(const Json& processor, int vocab_size, const std::string& where) {
-    const Json &type = processor["type"], &single = processor["single"];
+static std::vector<int> prefix_of(const TokenizerParser& p, const Json& processor) {
     std::vector<int> prefix;
-    if (processor.type == Json::null || type == "ByteLevel") return prefix;
-    for (const Json& part : processor["processors"].items) {
-        const std::vector<int> outer = prefix_of(part, vocab_size, where);
-        prefix.insert(prefix.begin(), outer.begin(), outer.end());
-    }
-    if (type == "Sequence") return prefix;
-    const size_t count = single.items.size();
-    bool supported = type == "TemplateProcessing" && count > 0 && single.items.back().contains("Sequence");
-    for (size_t i = 0; supported && i + 1 < count; i++) {
-        const Json& ids = processor["special_tokens"][content_of(single.items[i]["SpecialToken"]["id"])]["ids"];
-        supported = !ids.items.empty();
-        for (const Json& id : ids.items) {
-            supported &= id.is_index(vocab_size);
-            prefix.push_back(supported ? id.get<int>() : 0);
+    bool supported = true;
+    for (const Json& part : processor["type"] == "Sequence" ? processor["processors"].items : std::vector{processor}) {
+        const std::vector<Json>& single = part["single"].items;
+        if (part.type == Json::null || part["type"] == "ByteLevel") continue;
+        supported &= part["type"] == "TemplateProcessing" && prefix.empty() && !single.empty() &&
+                     single.back().contains("Sequence");
+        for (size_t i = 0; i + 1 < single.size(); i++) {
+            const Json& ids = part["special_tokens"][content_of(single[i]["SpecialToken"]["id"])]["ids"];
+            supported &= !ids.items.empty();
+            for (const Json& id : ids.items) {
+                supported &= id.is_index(p.tokenizer.vocab_size());
+                if (supported) prefix.push_back(id.get<int>());
+            }
         }
     }
     if (!supported)
-        fail(EXIT_BAD_DATA, "%s: post_processor is %s; only one that puts tokens in front of a text is supported",
-             where.c_str(), printable(json_text(processor)).c_str());
+        refuse(p,
+               "post_processor is " + shown(processor) + "; only one that puts tokens in front of a text is supported");
     return prefix;
 }
 
 // Returns the template in chat_template.jinja, or else that of tokenizer_config.json, the default one of several.
-static std::string chat_template_of(const TokenizerFiles& files, const SideFiles& side) {
-    if (files.contains("chat_template.jinja")) return files.at("chat_template.jinja");
-    const Json& in_config = side.config["chat_template"];
+static std::string chat_template_of(const TokenizerParser& p) {
+    if (p.files.contains("chat_template.jinja")) return p.files.at("chat_template.jinja");
+    const Json& in_config = p.config["chat_template"];
     for (const Json& named : in_config.items)
         if (named["name"] == "default") return content_of(named["template"]);
     return content_of(in_config);
 }
 
 // Refuses any value of the key except `supported`. An absent key or null stands for its default, which is supported.
-static void require_value(const Json& object, const char* key, const Json& supported, const std::string& where,
+static void require_value(const TokenizerParser& p, const Json& object, const char* key, const Json& supported,
                           const char* note = "") {
     if (object[key].type == Json::null || object[key] == supported) return;
-    fail(EXIT_BAD_DATA, "%s: %s is %s; only %s, as in GPT-2, is supported%s", where.c_str(), key,
-         printable(json_text(object[key])).c_str(), json_text(supported).c_str(), note);
+    refuse(p, format("%s is %s; only %s, as in GPT-2, is supported%s", key, shown(object[key]).c_str(),
+                     json_text(supported).c_str(), note));
 }
 
 // Neither version is followed, because a file that one of them reads would have other tokens in the other one.
 static constexpr const char* which_version =
     " (beside a GPT-2 configuration, transformers 4 obeys this setting and 5 ignores it)";
 
-static void check_pipeline(const Json& file, const std::string& where) {
-    require_value(file, "normalizer", nullptr, where, which_version);
+static void check_pipeline(const TokenizerParser& p, const Json& file) {
+    require_value(p, file, "normalizer", nullptr, which_version);
     const Json& pre_tokenizer = file["pre_tokenizer"];
     if (pre_tokenizer["type"] != "ByteLevel" || pre_tokenizer["use_regex"] == false ||
         pre_tokenizer["add_prefix_space"] != false)
-        fail(EXIT_BAD_DATA,
-             "%s: pre_tokenizer is %s; only GPT-2's is supported: ByteLevel, use_regex true, add_prefix_space false%s",
-             where.c_str(), printable(json_text(pre_tokenizer)).c_str(), which_version);
+        refuse(p, "pre_tokenizer is " + shown(pre_tokenizer) +
+                      "; only GPT-2's is supported: ByteLevel, use_regex true, add_prefix_space false" + which_version);
     for (const auto& [key, supported] : {std::pair<const char*, Json>("type", "BPE"),
                                          {"dropout", nullptr},
                                          {"continuing_subword_prefix", ""},
                                          {"end_of_word_suffix", ""},
                                          {"byte_fallback", false},
                                          {"ignore_merges", false}})
-        require_value(file["model"], key, supported, where);
+        require_value(p, file["model"], key, supported);
 }
 
 static Json added_token_json(const Tokenizer& tokenizer, const AddedToken& token) {
@@ -352,115 +330,103 @@ static Json added_token_json(const Tokenizer& tokenizer, const AddedToken& token
 
 // Adds to tokenizer_config.json what only tokenizer.json and config.json say: transformers 5 leaves out the added
 // tokens of tokenizer.json where tokenizer_config.json has a list, and 4 does not.
-static void complete_config(Tokenizer& tokenizer, const SideFiles& side, bool end_is_named) {
-    const auto config = tokenizer.files.find("tokenizer_config.json");
-    if (config == tokenizer.files.end()) return;
+static void complete_config(TokenizerParser& p, std::string& config, bool end_is_named) {
     Json changes;
-    if (!end_is_named) changes["eos_token"] = tokenizer.tokens[size_t(tokenizer.end_of_text)];
-    if (Json decoder = side.config["added_tokens_decoder"]; decoder.type == Json::object) {
-        for (const AddedToken& token : tokenizer.added)
+    if (!end_is_named) changes["eos_token"] = p.tokenizer.tokens[size_t(p.tokenizer.end_of_text)];
+    if (Json decoder = p.config["added_tokens_decoder"]; decoder.type == Json::object) {
+        for (const AddedToken& token : p.tokenizer.added)
             if (const std::string id = std::to_string(token.id); !decoder.contains(id))
-                decoder[id] = added_token_json(tokenizer, token);
+                decoder[id] = added_token_json(p.tokenizer, token);
         changes["added_tokens_decoder"] = decoder;
     }
-    config->second = with_members(config->second, changes);
-}
-
-static void read_merges(Tokenizer& tokenizer, const Ids& ids, const Json& merges, const std::string& where) {
-    if (merges.items.size() >= size_t(PairRanks::NONE))
-        fail(EXIT_BAD_DATA, "%s: more than %d merges are not supported", where.c_str(), PairRanks::NONE - 1);
-    for (const Json& merge : merges.items) add_merge(tokenizer, ids, merge, where);
-    tokenizer.ranks.build(tokenizer.merges);
-    for (size_t i = 0; i < tokenizer.merges.size(); i++)
-        if (tokenizer.ranks.rank(tokenizer.merges[i].left, tokenizer.merges[i].right) != int(i))
-            fail(EXIT_BAD_DATA, "%s: merge %zu occurs twice", where.c_str(), i + 1);
+    config = with_members(config, changes);
 }
 
 // Returns the content of vocab.json and merges.txt in the form of tokenizer.json.
-static Json read_two_files(const TokenizerFiles& files, const std::string& where) {
-    std::istringstream lines(files.at("merges.txt"));
+static Json read_two_files(const TokenizerParser& p) {
+    std::istringstream lines(p.files.at("merges.txt"));
     Json file, merges = std::vector<Json>();
     for (std::string line; std::getline(lines, line);) {
         if (line.ends_with('\r')) line.pop_back();
         if (!line.empty() && !(merges.items.empty() && line.starts_with("#version"))) merges.items.push_back(line);
     }
-    file["model"]["vocab"] = parse_json(files.at("vocab.json"), where);
+    file["model"]["vocab"] = parse_json(p.files.at("vocab.json"), p.where);
     file["model"]["merges"] = std::move(merges);
     return file;
 }
 
-static Json read_one_file(const TokenizerFiles& files, const std::string& where) {
-    Json file = parse_json(files.at("tokenizer.json"), where);
+static Json read_one_file(const TokenizerParser& p) {
+    Json file = parse_json(p.files.at("tokenizer.json"), p.where);
     if (!file["model"].contains("vocab") || file["model"]["merges"].type != Json::array)
-        fail(EXIT_BAD_DATA, "%s: is not a tokenizer.json: it has no model with vocab and merges", where.c_str());
-    check_pipeline(file, where);
+        refuse(p, "is not a tokenizer.json: it has no model with vocab and merges");
+    if (file.contains("added_tokens") && file["added_tokens"].type != Json::array)
+        refuse(p, "added_tokens is not a list");
+    check_pipeline(p, file);
     return file;
 }
 
 Tokenizer parse_tokenizer(TokenizerFiles files, const std::string& where) {
-    const SideFiles side(files, where);
+    const Json config = read_side_file(files, "tokenizer_config.json", where);
+    Json roles = config;
+    if (!config.contains("added_tokens_decoder"))
+        std::ranges::copy(read_side_file(files, "special_tokens_map.json", where).members,
+                          std::back_inserter(roles.members));
+    TokenizerParser p{files, where, read_side_file(files, "config.json", where), config, roles};
+    Tokenizer& tokenizer = p.tokenizer;
     const bool one_file = files.contains("tokenizer.json");
-    const Json file = one_file ? read_one_file(files, where) : read_two_files(files, where);
-    Tokenizer tokenizer;
-    Ids ids = read_vocab(file["model"]["vocab"], where);
-    if (file.contains("added_tokens") && file["added_tokens"].type != Json::array)
-        fail(EXIT_BAD_DATA, "%s: added_tokens is not a list", where.c_str());
-    for (const Json& token : file["added_tokens"].items) add_token(tokenizer, ids, token, token["id"], where);
-    read_side_tokens(tokenizer, ids, files, side, where);
-    fill_tokens(tokenizer, ids, where);
-    find_byte_tokens(tokenizer, ids, where);
-    read_merges(tokenizer, ids, file["model"]["merges"], where);
-    const bool end_is_named = find_end_of_text(tokenizer, ids, side, where);
-    const auto id_of_role = [&](const char* role) {
-        const auto found = ids.find(side.role(role));
-        return found == ids.end() ? -1 : found->second;
-    };
-    tokenizer.bos = id_of_role("bos_token"), tokenizer.eos = id_of_role("eos_token");
-    tokenizer.pad = id_of_role("pad_token");
-    tokenizer.prefix = prefix_of(file["post_processor"], tokenizer.vocab_size(), where);
-    if (!one_file && side.config["add_bos_token"] == true && tokenizer.bos >= 0) tokenizer.prefix = {tokenizer.bos};
-    tokenizer.chat_template = chat_template_of(files, side);
+    require_value(p, config, "add_prefix_space", false, " in tokenizer_config.json");
+    if (!one_file)
+        require_value(p, config, "add_eos_token", false, " beside vocab.json");  // else transformers ignores it
+    const Json file = one_file ? read_one_file(p) : read_two_files(p);
+    p.ids = read_vocab(p, file["model"]["vocab"]);
+    for (const Json& token : file["added_tokens"].items) add_token(p, token, token["id"]);
+    read_side_tokens(p);
+    fill_tokens(p);
+    read_merges(p, file["model"]["merges"]);
+    const bool end_is_named = find_end_of_text(p);
+    tokenizer.bos = find_id(p, role(p, "bos_token"));
+    tokenizer.eos = find_id(p, role(p, "eos_token"));
+    tokenizer.pad = find_id(p, role(p, "pad_token"));
+    tokenizer.prefix = prefix_of(p, file["post_processor"]);
+    if (!one_file && config["add_bos_token"] == true && tokenizer.bos >= 0) tokenizer.prefix = {tokenizer.bos};
+    tokenizer.chat_template = chat_template_of(p);
     files.erase("config.json");
+    if (files.contains("tokenizer_config.json")) complete_config(p, files["tokenizer_config.json"], end_is_named);
     tokenizer.files = std::move(files);
-    complete_config(tokenizer, side, end_is_named);
-    return tokenizer;
+    return std::move(tokenizer);
 }
 
 Tokenizer load_tokenizer(const std::string& path) {
+    constexpr int64_t MAX_BYTES = int64_t(1) << 30;
     const bool directory = is_directory(path);
-    const std::string folder = directory ? path : parent_directory(path);
-    const std::string name = directory ? "" : path.substr(path.rfind('/') + 1);
-    TokenizerFiles files;
-    const auto exists = [&](const std::string& file) { return path_exists(folder + "/" + file); };
-    const auto read = [&](const std::string& file, const std::string& as) {
-        if (exists(file)) files[as] = read_file(folder + "/" + file, int64_t(1) << 30);
-    };
+    const std::string folder = (directory ? path : parent_directory(path)) + "/",
+                      name = directory ? "" : path.substr(path.rfind('/') + 1);
+    const auto has = [&](const std::string& file) { return path_exists(folder + file); };
     const bool openai =
-        directory ? !exists("vocab.json") && !exists("merges.txt") : name == "encoder.json" || name == "vocab.bpe";
+        directory ? has("encoder.json") && !has("vocab.json") : name == "encoder.json" || name == "vocab.bpe";
     const std::string vocab = openai ? "encoder.json" : "vocab.json", merges = openai ? "vocab.bpe" : "merges.txt";
-    if (directory || name == vocab || name == merges) read(vocab, "vocab.json"), read(merges, "merges.txt");
-    const bool one_file = name == "tokenizer.json" || (directory && exists("tokenizer.json")), none = files.empty();
-    if (!directory && none && !(one_file && exists(name)))  // other files beside it need not be its own
-        return parse_tokenizer({{"tokenizer.json", read_file(path, int64_t(1) << 30)}}, path);
-    if (directory && !one_file && none)
-        fail(EXIT_NO_INPUT, "%s: has no tokenizer: neither tokenizer.json, nor vocab.json and merges.txt%s",
-             path.c_str(),
-             exists("tokenizer.pkl") ? "; tokenizer.pkl of nanochat is a pickle, which is not read, and splits text "
-                                       "otherwise than GPT-2; make a tokenizer with tokenize --train-bpe"
-                                     : "");
-    for (const std::string& part : {vocab, merges})
-        if (!one_file && !exists(part))
-            fail(EXIT_NO_INPUT, "%s/%s: is missing; a tokenizer needs both %s and %s", folder.c_str(), part.c_str(),
-                 vocab.c_str(), merges.c_str());
-    if (one_file) read("tokenizer.json", "tokenizer.json");
+    const bool one_file = directory ? has("tokenizer.json") : name != vocab && name != merges;
+    const std::string only = directory ? folder + "tokenizer.json" : path;
+    TokenizerFiles files;
+    const auto read = [&](const std::string& file, const std::string& as) {
+        if (has(file)) files[as] = read_file(folder + file, MAX_BYTES);
+    };
+    if (directory || !one_file) read(vocab, "vocab.json"), read(merges, "merges.txt");
+    if (!one_file && files.size() < 2)
+        fail(EXIT_NO_INPUT, "%s: is no whole tokenizer, which has tokenizer.json, or both %s and %s%s", path.c_str(),
+             vocab.c_str(), merges.c_str(),
+             has("tokenizer.pkl") ? "; tokenizer.pkl of nanochat is a pickle, which is not read, and splits text "
+                                    "otherwise than GPT-2; make a tokenizer with tokenize --train-bpe"
+                                  : "");
+    if (one_file) files["tokenizer.json"] = read_file(only, MAX_BYTES);
+    if (one_file && !directory && name != "tokenizer.json")  // other files beside it need not be its own
+        return parse_tokenizer(std::move(files), path);
     for (const char* file : SIDE_FILES) read(file, file);
     read("config.json", "config.json");
-    if (is_directory(folder + "/" + TEMPLATES))
-        for (const std::string& file : list_directory(folder + "/" + TEMPLATES))
+    if (is_directory(folder + TEMPLATES))
+        for (const std::string& file : list_directory(folder + TEMPLATES))
             if (file.ends_with(".jinja")) read(TEMPLATES + ("/" + file), TEMPLATES + ("/" + file));
-    return parse_tokenizer(std::move(files), directory && one_file ? path + "/tokenizer.json"
-                                             : one_file            ? path
-                                                                   : folder + "/" + vocab + " with " + merges);
+    return parse_tokenizer(std::move(files), one_file ? only : folder + vocab + " with " + merges);
 }
 
 // ---- writing
@@ -482,14 +448,13 @@ std::vector<std::string> written_merges(const Tokenizer& tokenizer) {
     return written;
 }
 
-// Returns the tokens and their ids, in the order of the ids.
-static Json vocab_object(const std::vector<std::string>& written) {
+static Json vocab_json(const Tokenizer& tokenizer) {
     Json vocab({});
-    for (const std::string& token : written) vocab.members.emplace_back(token, vocab.members.size());
+    for (const std::string& token : written_tokens(tokenizer)) vocab.members.emplace_back(token, vocab.members.size());
     return vocab;
 }
 
-static Json tokenizer_json(const Tokenizer& tokenizer, const std::vector<std::string>& written) {
+static Json tokenizer_json(const Tokenizer& tokenizer) {
     Json file = parse_json(R"({
         "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
         "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
@@ -503,7 +468,7 @@ static Json tokenizer_json(const Tokenizer& tokenizer, const std::vector<std::st
         Json& written_token = file["added_tokens"].items.emplace_back(added_token_json(tokenizer, token));
         written_token.members.insert(written_token.members.begin(), {"id", token.id});
     }
-    file["model"]["vocab"] = vocab_object(written);
+    file["model"]["vocab"] = vocab_json(tokenizer);
     file["model"]["merges"] = written_merges(tokenizer);  // as strings: readers from before 2024 do not accept pairs
     if (tokenizer.prefix.empty()) return file;
     const std::string bos = tokenizer.tokens[size_t(tokenizer.prefix[0])];
@@ -518,41 +483,41 @@ static Json tokenizer_json(const Tokenizer& tokenizer, const std::vector<std::st
     return file;
 }
 
+static std::string config_file(const Tokenizer& tokenizer) {
+    const auto own = tokenizer.files.find("tokenizer_config.json");
+    if (own != tokenizer.files.end()) return own->second;
+    const std::string end = tokenizer.tokens[size_t(tokenizer.end_of_text)];
+    return json_file({{"tokenizer_class", "GPT2Tokenizer"},
+                      {"add_prefix_space", false},
+                      {"clean_up_tokenization_spaces", false},
+                      {"bos_token", tokenizer.bos < 0 ? end : tokenizer.tokens[size_t(tokenizer.bos)]},
+                      {"eos_token", end},
+                      {"unk_token", end}});
+}
+
 void set_model_max_length(Tokenizer& tokenizer, int length) {
-    tokenizer.max_length = length;
-    const auto config = tokenizer.files.find("tokenizer_config.json");
-    if (config != tokenizer.files.end()) config->second = with_members(config->second, {{"model_max_length", length}});
+    tokenizer.files["tokenizer_config.json"] = with_members(config_file(tokenizer), {{"model_max_length", length}});
 }
 
 void save_tokenizer(const Tokenizer& tokenizer, const std::string& directory) {
-    const std::vector<std::string> written = written_tokens(tokenizer);
     TokenizerFiles files = tokenizer.files;
     const auto missing = [&](const char* name) { return !files.contains(name); };
-    if (missing("tokenizer.json")) files["tokenizer.json"] = json_file(tokenizer_json(tokenizer, written));
-    if (missing("vocab.json")) files["vocab.json"] = json_file(vocab_object(written));
+    if (missing("tokenizer.json")) files["tokenizer.json"] = json_file(tokenizer_json(tokenizer));
+    if (missing("vocab.json")) files["vocab.json"] = json_file(vocab_json(tokenizer));
     if (missing("merges.txt")) {
         std::string& merges = files["merges.txt"] = "#version: 0.2\n";
         for (const std::string& merge : written_merges(tokenizer)) merges += merge + "\n";
     }
-    if (missing("tokenizer_config.json")) {
-        const std::string end = tokenizer.tokens[size_t(tokenizer.end_of_text)];
-        const std::string bos = tokenizer.bos < 0 ? end : tokenizer.tokens[size_t(tokenizer.bos)];
-        const Json special_tokens = {{"bos_token", bos}, {"eos_token", end}, {"unk_token", end}};
-        Json config = {
-            {"tokenizer_class", "GPT2Tokenizer"}, {"add_prefix_space", false}, {"clean_up_tokenization_spaces", false}};
-        if (tokenizer.max_length > 0) config["model_max_length"] = tokenizer.max_length;
-        config.members.insert(config.members.end(), special_tokens.members.begin(), special_tokens.members.end());
-        files["tokenizer_config.json"] = json_file(config);
-        if (missing("special_tokens_map.json")) files["special_tokens_map.json"] = json_file(special_tokens);
-    }
+    files["tokenizer_config.json"] = config_file(tokenizer);
     for (const char* name : SIDE_FILES)  // an earlier tokenizer may have left them
         if (missing(name)) remove_tree(directory + "/" + name);
     remove_tree(directory + "/" + TEMPLATES);
-    if (files.lower_bound(TEMPLATES) != files.end() && files.lower_bound(TEMPLATES)->first.starts_with(TEMPLATES))
-        make_directories(directory + "/" + TEMPLATES);
     replace_file(directory + "/tokenizer.json", files.at("tokenizer.json"));  // the largest: the disk may be full
     files.erase("tokenizer.json");
-    for (const auto& [name, content] : files) replace_file(directory + "/" + name, content);
+    for (const auto& [name, content] : files) {
+        if (name.starts_with(TEMPLATES)) make_directories(directory + "/" + TEMPLATES);
+        replace_file(directory + "/" + name, content);
+    }
 }
 
 Tokenizer tokenizer_from_merges(const std::vector<std::pair<int, int>>& merges) {

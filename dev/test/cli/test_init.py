@@ -45,7 +45,7 @@ def test_checkpoints_of_checkpoints_and_resumed_runs_keep_keys_that_are_not_read
 
 
 def test_a_tokenizer_without_a_length_gets_none_and_that_of_a_new_model_has_the_context(model, trained, data, tmp_path):
-    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
         (model / name).unlink()  # leaves vocab.json and merges.txt
     tune("--init", model, out=tmp_path / "run", data=data)
     folders = (trained.checkpoint(30), Run(tmp_path / "run").checkpoint(1), data)
@@ -157,8 +157,8 @@ def test_weights_of_other_programs_are_named_in_a_folder_and_alone(model, tmp_pa
     (model / "tokenizer.json").rename(model / "tokenizer.pkl")
     for name in ("vocab.json", "merges.txt"):
         (model / name).unlink()
-    pickle = refused(66, f"{model}: has no tokenizer: ", PROGRAM, "tokenize --tokenizer", model, model / "config.json",
-                     "--output", tmp_path / "shards")
+    pickle = refused(66, f"{model}: is no whole tokenizer, which has tokenizer.json, or both ", PROGRAM,
+                     "tokenize --tokenizer", model, model / "config.json", "--output", tmp_path / "shards")
     assert "; tokenizer.pkl of nanochat is a pickle, which is not read, and splits text" in pickle.err
     for name, program in (("flax_model.msgpack", "Flax"), ("model.onnx", "ONNX"), ("d2.gguf", "llama.cpp"),
                           ("model.weights.h5", "Keras"), ("model_000100.pt", "PyTorch")):

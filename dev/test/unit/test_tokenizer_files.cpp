@@ -11,15 +11,8 @@
 #include "text/tokenizer.h"
 
 static void check_equal(const Tokenizer& got, const Tokenizer& want) {
-    CHECK(got.tokens == want.tokens);
-    CHECK(got.added == want.added);
     CHECK(same_tokenizer(got, want));
-    CHECK(got.end_of_text == want.end_of_text);
     CHECK(std::equal(got.byte_tokens, got.byte_tokens + 256, want.byte_tokens));
-    REQUIRE(got.merges.size() == want.merges.size());
-    CHECK(std::equal(got.merges.begin(), got.merges.end(), want.merges.begin(), [](const Merge& a, const Merge& b) {
-        return a.left == b.left && a.right == b.right && a.token == b.token;
-    }));
 }
 
 TEST_CASE("a saved tokenizer is loaded by its directory, by each of its files, and by OpenAI's names") {
@@ -97,7 +90,7 @@ TEST_CASE("tokenizer.json: other added tokens are kept, and an empty token is ac
     }
     // merges.txt cannot express a merge of the empty token: its line would be a space and one token.
     CHECK_THROWS_WITH_AS(parse_one_file(replaced(with_empty, "\"ab c\"", "[\"\", \"ab\"]"), "test"),
-                         "test: merge 2 uses token 259, which is empty", Error);
+                         doctest::Contains("test: merge 2 is [\"\",\"ab\"]; it must be two tokens"), Error);
 }
 
 TEST_CASE("a directory's tokenizer has the roles of its files, and is written as it was read") {
@@ -131,8 +124,7 @@ TEST_CASE("a directory's tokenizer has the roles of its files, and is written as
     CHECK(contains(read_bytes(copy / "tokenizer_config.json"), R"("model_max_length": 1000000000000000019884624838656,
   "x": NaN,)"));
     check_equal(load_tokenizer(copy.path), tokenizer);
-    for (const char* file : {"tokenizer.json", "special_tokens_map.json", "tokenizer_config.json"})
-        std::filesystem::remove(folder / file);
+    for (const char* file : {"tokenizer.json", "tokenizer_config.json"}) std::filesystem::remove(folder / file);
     write_bytes(folder / "tokenizer_config.json", R"({"add_bos_token": true})");
     CHECK(load_tokenizer(folder.path).prefix == std::vector<int>{258});
 }
@@ -140,8 +132,7 @@ TEST_CASE("a directory's tokenizer has the roles of its files, and is written as
 TEST_CASE("documents end with the token that the files name, where there is no <|endoftext|>") {
     TemporaryDirectory folder, copy;
     save_tokenizer(tokenizer_from_merges({{64, 65}}), folder.path);
-    for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"})
-        std::filesystem::remove(folder / name);
+    for (const char* name : {"tokenizer.json", "tokenizer_config.json"}) std::filesystem::remove(folder / name);
     const std::string vocab = read_bytes(folder / "vocab.json");
     const auto end = [&](const std::string& token, const char* file, const char* content) {
         for (const char* name : {"config.json", "tokenizer_config.json"}) std::filesystem::remove(folder / name);
@@ -170,7 +161,7 @@ TEST_CASE("added_tokens.json of older directories adds its tokens") {
     CHECK(tokenizer.vocab_size() == 260);
     CHECK(encode(tokenizer, "<a>a<b>", true) == std::vector<int>{258, 64, 259});
     write_bytes(folder / "added_tokens.json", R"({"<a>": 300})");
-    CHECK(contains(refusal([&] { load_tokenizer(folder.path); }), "has the id 300: ids must be 0 to 258"));
+    CHECK(contains(refusal([&] { load_tokenizer(folder.path); }), "\"<a>\" has the id 300, but ids must be 0 to 258"));
 }
 
 // Changes of small_json(), and what is said of the file then.
@@ -191,8 +182,8 @@ static const struct {
     // Ids or bytes that are not complete.
     {"\"!\": 0", "\"!\": -1", "token \"!\" has the id -1"},
     {"\"!\": 0", "\"!\": 1e300", "has the id 1e300"},
-    {"\"!\": 0", "\"!\": 1", "two tokens have the id 1"},
-    {"\"!\": 0", "\"!\": 300", "\"!\" has the id 300: ids must be 0 to 258 without a gap"},
+    {"\"!\": 0", "\"!\": 1", "has the id 1, but ids must be 0 to 258, each once"},
+    {"\"!\": 0", "\"!\": 300", "\"!\" has the id 300, but ids must be 0 to 258, each once"},
     {"\"!\": 0", "\"! \": 0", "token 0, \"! \", has a character that stands for no byte"},
     // An added token that is not in the vocabulary.
     {"\"content\": \"<|endoftext|>\"", "\"content\": 7", "an added token has no content"},
@@ -201,9 +192,9 @@ static const struct {
     {"\"id\": 258", "\"id\": 257", "has the id 257, but the id 258 in the vocabulary"},
     {"\"added_tokens\": [", "\"added_tokens\": [{\"id\": 188, \"content\": \"Ā\"},", "no token for the byte 0"},
     // A merge that is not two tokens of the vocabulary, or occurs twice.
-    {"\"a b\"", "\"a  b\"", "merge 1 is \"a  b\", not two tokens with a space between them"},
+    {"\"a b\"", "\"a  b\"", "merge 1 is \"a  b\"; it must be two tokens with a space between them"},
     {"\"a b\"", "\"a q\"", "merge 1 needs the token \"aq\", which is not in the vocabulary"},
-    {"\"a b\"", "[\"a\"]", "merge 1 is [\"a\"], not a pair of tokens"},
+    {"\"a b\"", "[\"a\"]", "merge 1 is [\"a\"]; it must be two tokens"},
     {"\"a b\"", "\"a b\", \"a b\"", "merge 2 occurs twice"},
     {"\"ab c\"", "\"<|endoftex t|>\"", "merge 2 needs the token \"<|endoftex\""},
 };
@@ -228,11 +219,11 @@ TEST_CASE("a missing tokenizer is EXIT_NO_INPUT, an incomplete one EXIT_BAD_DATA
     TemporaryDirectory folder;
     const auto refused = [](const std::string& path) { return refusal([&] { load_tokenizer(path); }); };
     CHECK(refused(folder / "missing").starts_with("66 "));
-    CHECK(refused(folder.path).starts_with("66 "));
-    CHECK(contains(refused(folder.path), "neither tokenizer.json, nor vocab.json"));
+    const std::string message = "66 " + folder.path + ": is no whole tokenizer, which has tokenizer.json, or both ";
+    CHECK(refused(folder.path) == message + "vocab.json and merges.txt");
     write_bytes(folder / "vocab.json", "{}");
-    CHECK(contains(refused(folder.path), "merges.txt: is missing"));
+    CHECK(refused(folder.path) == message + "vocab.json and merges.txt");
     write_bytes(folder / "merges.txt", "");
-    CHECK(contains(refused(folder.path), "there is no token for the byte 0"));
+    CHECK(contains(refused(folder.path), "vocab.json with merges.txt: there is no token for the byte 0"));
     CHECK(refused(folder.path).starts_with("65 "));
 }
