@@ -39,26 +39,11 @@ void PieceCounts::add(const PieceCounts& other) {
     bytes_left_out += other.bytes_left_out;
 }
 
-// The distinct pieces, as tokens.
-struct Words {
-    std::vector<int> tokens;     // the tokens of all words, one word after the other
-    std::vector<int64_t> begin;  // where each word begins in `tokens`
-    std::vector<int> length;     // each word's number of tokens, which shrinks as pairs are merged
-    std::vector<int64_t> count;
+// A distinct piece: its tokens, of which merges leave fewer, and how often it occurs.
+struct Word {
+    std::vector<int> tokens;
+    int64_t count;
 };
-
-static Words words_of(const PieceCounts& pieces, const int* byte_tokens) {
-    Words words;
-    for (const auto& [piece, count] : pieces.counts) {
-        words.begin.push_back(int64_t(words.tokens.size()));
-        words.length.push_back(int(piece.size()));
-        words.count.push_back(count);
-        for (const char byte : piece) words.tokens.push_back(byte_tokens[uint8_t(byte)]);
-    }
-    ENSURE(words.count.size() < size_t(1) << 31,
-           "the text has %zu different words, more than are supported; give less text", words.count.size());
-    return words;
-}
 
 struct Pair {
     int left, right;
@@ -68,19 +53,11 @@ struct Pair {
     int round = -1;               // the last round that raised its count
 };
 
-// An entry of the heap. The order is by higher count, then by smaller tokens.
-struct Candidate {
-    int64_t count;
-    int left, right, pair;
-
-    bool operator<(const Candidate& other) const {
-        if (count != other.count) return count < other.count;
-        return left != other.left ? left > other.left : right > other.right;
-    }
-};
+// An entry of the heap: bound of the count, -left, -right, number of the pair. The greatest has the smallest tokens.
+using Candidate = std::tuple<int64_t, int, int, int>;
 
 struct Trainer {
-    Words words;
+    std::vector<Word> words;
     std::vector<Pair> pairs;
     std::unordered_map<uint64_t, int> numbers;  // index of a pair by its tokens
     std::priority_queue<Candidate> queue;
@@ -100,23 +77,29 @@ struct Trainer {
     void add_occurrence(int left, int right, int word) {
         const int number = find_or_add(left, right);
         Pair& p = pair(number);
-        p.count += words.count[size_t(word)];
+        p.count += words[size_t(word)].count;
         if (p.words.empty() || p.words.back() != word) p.words.push_back(word);
         if (p.round != round) raised.push_back(number);
         p.round = round;
     }
 
+    void push(int number) {
+        const Pair& p = pair(number);
+        if (p.count > 0) queue.push({p.count, -p.left, -p.right, number});
+    }
+
     void push_raised() {
-        for (const int number : raised)
-            if (pair(number).count > 0) queue.push({pair(number).count, pair(number).left, pair(number).right, number});
+        for (const int number : raised) push(number);
         raised.clear();
         round++;
     }
 
-    void count_all_pairs() {
-        for (size_t word = 0; word < words.count.size(); word++) {
-            const int* ids = words.tokens.data() + words.begin[word];
-            for (int i = 0; i + 1 < words.length[word]; i++) add_occurrence(ids[i], ids[i + 1], int(word));
+    void add_words(const PieceCounts& pieces, const int* byte_tokens) {
+        for (const auto& [piece, count] : pieces.counts) {
+            const int number = int(words.size());
+            std::vector<int>& ids = words.emplace_back(Word{{}, count}).tokens;
+            for (const char byte : piece) ids.push_back(byte_tokens[uint8_t(byte)]);
+            for (size_t i = 0; i + 1 < ids.size(); i++) add_occurrence(ids[i], ids[i + 1], number);
         }
         push_raised();
     }
@@ -124,24 +107,20 @@ struct Trainer {
     // Returns the pair with the highest count; -1: no pair is left.
     int take_best() {
         while (!queue.empty()) {
-            Candidate top = queue.top();
+            const auto [bound, left, right, number] = queue.top();
             queue.pop();
-            const int64_t count = pair(top.pair).count;
-            if (top.count == count) return top.pair;
-            top.count = count;
-            if (count > 0) queue.push(top);
+            if (bound == pair(number).count) return number;
+            push(number);
         }
         return -1;
     }
 
     // Merges the pair in a word, from left to right, and updates the counts of the neighbouring pairs.
     void merge_word(int word, int left, int right, int token) {
-        int* const ids = words.tokens.data() + words.begin[size_t(word)];
-        const int length = words.length[size_t(word)];
-        const int64_t count = words.count[size_t(word)];
-        int kept = 0;
-        for (int i = 0; i < length; i++) {
-            if (i + 1 == length || ids[i] != left || ids[i + 1] != right) {
+        auto& [ids, count] = words[size_t(word)];
+        size_t kept = 0;
+        for (size_t i = 0; i < ids.size(); i++) {
+            if (i + 1 == ids.size() || ids[i] != left || ids[i + 1] != right) {
                 ids[kept++] = ids[i];
                 continue;
             }
@@ -150,13 +129,13 @@ struct Trainer {
                 remove_occurrence(ids[kept - 1], left, count);
                 add_occurrence(ids[kept - 1], token, word);
             }
-            if (i + 1 < length) {
+            if (i + 1 < ids.size()) {
                 remove_occurrence(right, ids[i + 1], count);
                 add_occurrence(token, ids[i + 1], word);
             }
             ids[kept++] = token;
         }
-        words.length[size_t(word)] = kept;
+        ids.resize(kept);
     }
 
     void merge(int number, int token) {
@@ -173,21 +152,17 @@ struct Trainer {
 
 Tokenizer train_bpe(const PieceCounts& counts, int vocab_size,
                     const std::function<void(int done, int total)>& progress) {
-    INVARIANT(vocab_size >= MIN_VOCAB_SIZE && vocab_size <= MAX_VOCAB_SIZE, "cannot train a vocabulary of %d tokens",
-              vocab_size);
     const Tokenizer bytes = tokenizer_from_merges({});
     std::vector<std::string> tokens(bytes.tokens.begin(), bytes.tokens.end() - 1);  // without <|endoftext|>
     std::unordered_map<std::string, int> ids;
     for (size_t id = 0; id < tokens.size(); id++) ids.emplace(tokens[id], int(id));
 
     Trainer trainer;
-    trainer.words = words_of(counts, bytes.byte_tokens);
-    trainer.count_all_pairs();
+    trainer.add_words(counts, bytes.byte_tokens);
     std::vector<std::pair<int, int>> merges;
-    const int start = int(tokens.size()), total = vocab_size - MIN_VOCAB_SIZE;
-    while (int(tokens.size()) < start + total) {
+    const int total = vocab_size - MIN_VOCAB_SIZE;
+    for (int done = 0; done < total; done = int(tokens.size()) - (MIN_VOCAB_SIZE - 1)) {
         const int best = trainer.take_best();
-        const int done = int(tokens.size()) - start;
         if (best < 0)
             fail(EXIT_BAD_DATA,
                  "the text is too short for a vocabulary of %d tokens: with %d tokens every word is a single token, so "

@@ -93,9 +93,7 @@ TEST_CASE("training counts in 64 bits, and leaves out words longer than 1024 byt
     CHECK_THROWS_WITH_AS(train_bpe(too_long, 258), doctest::Contains("are in words of more than 1024 bytes"), Error);
 }
 
-TEST_CASE("training refuses impossible sizes of the vocabulary, and reports its progress until the end") {
-    for (int size : {256, MAX_VOCAB_SIZE + 1})
-        CHECK_THROWS_WITH_AS(train_bpe({}, size), doctest::Contains("cannot train a vocabulary of"), Error);
+TEST_CASE("training may learn no merge, and reports its progress until the end") {
     CHECK(train_bpe({}, 257).vocab_size() == 257);
     int last = 0;
     train_bpe(count_pieces({awkward_text(1, 4000)}), 257 + 100, [&](int done, int) { last = done; });
