@@ -13,7 +13,6 @@
 #include "base/common.h"
 #include "base/files.h"
 
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "load_key() relies on it");
 static_assert(sizeof(Encoder::CachedPiece) == 64);
 
 static constexpr uint64_t GOLDEN = 0x9e3779b97f4a7c15;  // 2^64 / the golden ratio: the high bits of a product are mixed
@@ -179,41 +178,34 @@ static void encode_plain(Encoder& encoder, std::string_view text, std::vector<in
 
 // ---- added tokens
 
-// The added tokens that are searched.
-struct Wanted {
-    bool special;     // true: special ones, too
-    bool normalized;  // setting that they have
-
-    bool operator()(const AddedToken& token) const {
-        return token.normalized == normalized && (special || !token.special);
-    }
-};
-
 // Returns the longest of the wanted tokens that the text begins with; null: none.
-static const AddedToken* added_token_at(const Tokenizer& tokenizer, std::string_view text, Wanted wanted) {
+static const AddedToken* added_token_at(const Tokenizer& tokenizer, std::string_view text, const auto& wanted) {
     const AddedToken* longest = nullptr;
     size_t length = 0;
     for (const AddedToken& token : tokenizer.added) {
         const std::string& content = tokenizer.tokens[size_t(token.id)];
-        if (!wanted(token) || content.size() <= length || !text.starts_with(content)) continue;
-        longest = &token;
-        length = content.size();
+        if (wanted(token) && content.size() > length && text.starts_with(content))
+            longest = &token, length = content.size();
     }
     return longest;
 }
 
-// Calls f(part, token) for the parts of the text, in order: text without wanted tokens (null), and each of them. As
-// Hugging Face does, it continues the search behind the token, not behind the white space that the token takes.
-// A token with lstrip is not there if the one before it has taken all of it.
+// Calls f(part, token) for the parts of the text, in order: text without added tokens (null), and each of them;
+// special: special ones, too. As Hugging Face does, it continues the search behind the token, not behind the white
+// space that the token takes. A token with lstrip is not there if the one before it has taken all of it.
 template <class F>
-static void for_each_part(const Tokenizer& tokenizer, std::string_view text, Wanted wanted, const F& f) {
+static void for_each_part(const Tokenizer& tokenizer, std::string_view text, bool special, const F& f,
+                          bool normalized = false) {
+    const auto wanted = [=](const AddedToken& token) {
+        return token.normalized == normalized && (special || !token.special);
+    };
     std::string first_bytes;
     for (const AddedToken& token : tokenizer.added)
         if (wanted(token)) first_bytes += tokenizer.tokens[size_t(token.id)].substr(0, 1);
     const auto between = [&](size_t begin, size_t end) {
         if (begin >= end) return;
         const std::string_view part = text.substr(begin, end - begin);
-        wanted.normalized ? f(part, nullptr) : for_each_part(tokenizer, part, {wanted.special, true}, f);
+        normalized ? f(part, nullptr) : for_each_part(tokenizer, part, special, f, true);
     };
     const char* const text_end = text.data() + text.size();
     size_t done = 0;
@@ -239,7 +231,7 @@ static void for_each_part(const Tokenizer& tokenizer, std::string_view text, Wan
 
 void encode(Encoder& encoder, std::string_view text, std::vector<int>& out, bool special) {
     const Tokenizer& tokenizer = encoder.tokenizer;
-    for_each_part(tokenizer, text, {special, false}, [&](std::string_view part, const AddedToken* token) {
+    for_each_part(tokenizer, text, special, [&](std::string_view part, const AddedToken* token) {
         if (!token) return encode_plain(encoder, part, out);
         if (token->id >= tokenizer.rows)
             fail(EXIT_BAD_DATA, "the text has \"%s\", which is token %d, but the model has only %d",
@@ -269,13 +261,13 @@ std::vector<int> text_start(const Tokenizer& tokenizer) {
 std::vector<int> encode_prompt(const Tokenizer& tokenizer, std::string_view text) {
     if (text.empty()) return document_start(tokenizer);
     std::vector<int> out = tokenizer.prefix;
-    const std::vector<int> tokens = encode(tokenizer, text, true);
-    out.insert(out.end(), tokens.begin(), tokens.end());
+    Encoder encoder(tokenizer, 8);
+    encode(encoder, text, out, true);
     return out;
 }
 
 void count_special(const Tokenizer& tokenizer, std::string_view text, std::map<int, int64_t>& counts) {
-    for_each_part(tokenizer, text, {true, false}, [&](std::string_view, const AddedToken* token) {
+    for_each_part(tokenizer, text, true, [&](std::string_view, const AddedToken* token) {
         if (token && token->special) counts[token->id]++;
     });
 }
@@ -293,7 +285,7 @@ size_t last_safe_cut(const Tokenizer& tokenizer, std::string_view text) {
     if (!may_go_over) return cut;
     std::vector<bool> inside(text.size());
     for (const bool special : {false, true})
-        for_each_part(tokenizer, text, {special, false}, [&](std::string_view part, const AddedToken* token) {
+        for_each_part(tokenizer, text, special, [&](std::string_view part, const AddedToken* token) {
             const auto begin = inside.begin() + (part.data() - text.data());
             if (token) std::fill(begin + 1, begin + int64_t(part.size()), true);
         });

@@ -4,8 +4,7 @@
 #include <string>
 #include <string_view>
 
-// The class of a character in GPT-2's pattern: \p{L}, \p{N}, \s, or other. \s is 25 code points: U+0009-000D, 0020,
-// 0085, 00A0, 1680, 2000-200A, 2028, 2029, 202F, 205F, 3000; so neither U+180E nor U+FEFF. Unicode 16.0.
+// The class of a character in GPT-2's pattern, by Unicode 16.0: \p{L}, \p{N}, \s (not U+180E, U+FEFF), or other.
 enum CharClass : uint8_t { OTHER, LETTER, NUMBER, WHITE };
 
 // The character at a position in a text. A byte that is not part of valid UTF-8 (overlong forms and surrogates are
