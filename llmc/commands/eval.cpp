@@ -13,12 +13,6 @@
 #include "text/text_reader.h"
 #include "train/plan.h"
 
-struct Scored {
-    std::string name;
-    std::vector<const Sequence*> sequences;
-    bool greedy;
-};
-
 // Refuses a micro-batch that does not fit into memory, before any is allocated: the kernel gives memory page by page,
 // so a lack of it would show only after many seconds.
 template <class floatX>
@@ -28,9 +22,9 @@ static void check_memory(const Options& o, const GPT2Config& config, int T, cons
         const int64_t batches = 3 * 2 * int64_t(sizeof(int)) * B * T;  // tokens and targets in the loader
         return batches + device_bytes(model_memory<floatX>(config, Purpose::eval, B, T, options));
     };
-    if (bytes(o.micro_batch) <= available) return;
     int fits = o.micro_batch;
     while (fits > 0 && bytes(fits) > available) fits /= 2;
+    if (fits == o.micro_batch) return;
     std::string advice = fits > 0 ? format("--micro-batch %d", fits) : "a smaller --seq-len";
     // CPU ranks that share a layer also share the memory of their machine.
     if (fits == 0 && !device_memory_is_host()) advice += ", or --tensor-parallel on more ranks";
@@ -55,18 +49,19 @@ static void check_finite(double loss, const RunStart& source, const std::string&
              source.weights.c_str(), data.c_str(), std::isnan(loss) ? "NaN" : "infinite", dtype_name(dtype_of<floatX>));
 }
 
-// Loads the model and scores sequences in several parts. Refuses a score that is not finite.
+// Loads the model and scores the sequences of each task. Refuses a score that is not finite.
 template <class floatX>
 static std::vector<std::vector<Score>> score_all(const Options& o, Comm& comm, const Groups& groups,
-                                                 const RunStart& source, int T, const std::vector<Scored>& parts) {
+                                                 const RunStart& source, int T, const std::vector<Task>& tasks) {
     compare_ranks(comm, o, {{"weights", source.weights}});
     GPT2<floatX> model(source.config, Purpose::eval, o.micro_batch, T, shard_of(groups.tp));
     load_model(model, source, comm, groups.tp);
     ProgressLine progress;
     std::vector<std::vector<Score>> scores;
-    for (const auto& [name, sequences, greedy] : parts) {
-        scores.push_back(*score(model, sequences, greedy, groups.dp, report_batches(progress, comm)));
-        for (const Score& s : scores.back()) check_finite<floatX>(s.logprob, source, name);
+    for (const Task& task : tasks) {
+        const bool greedy = !task.has_choices() || !o.rows.empty();
+        scores.push_back(*score(model, task.sequences(), greedy, groups.dp, report_batches(progress, comm)));
+        for (const Score& s : scores.back()) check_finite<floatX>(s.logprob, source, task.name);
     }
     comm.reached("the end");
     return scores;
@@ -91,9 +86,7 @@ static void check_rows(const Options& o) {
 template <class floatX>
 static void eval_tasks(const Options& o, Comm& comm, const Groups& groups, const RunStart& source, int T) {
     const std::vector<Task> tasks = read_tasks(o.task, *source.tokenizer, o.prepend_eot, T);
-    std::vector<Scored> parts;
-    for (const Task& t : tasks) parts.push_back({t.name, t.sequences(), !t.has_choices() || !o.rows.empty()});
-    const auto scores = score_all<floatX>(o, comm, groups, source, T, parts);
+    const auto scores = score_all<floatX>(o, comm, groups, source, T, tasks);
     if (comm.rank != 0) return;
     std::vector<Row> table;
     std::string rows;
@@ -120,21 +113,15 @@ static void eval_text(const Options& o, Comm& comm, const Groups& groups, const 
         std::vector<int> tokens = text_start(*source.tokenizer);
         const int start = int(tokens.size());
         encode(encoder, text, tokens, true);
+        std::ranges::move(text_windows(tokens, start, T, o.stride ? o.stride : T), std::back_inserter(windows));
         words += double(count_words(text));
-        if (text.empty()) continue;
-        const size_t first = windows.size();
-        for (Sequence& window : text_windows(tokens, T, o.stride ? o.stride : T)) windows.push_back(std::move(window));
-        windows[first].scored = std::min(start, int(windows[first].tokens.size()));
-        windows[first].compared = windows[first].scored;
         bytes += int64_t(text.size());
         count += int64_t(tokens.size()) - start;
     }
     ENSURE(bytes > 0, "--text %s has no text", o.text.c_str());
-    std::vector<const Sequence*> sequences;
-    for (const Sequence& window : windows) sequences.push_back(&window);
-    const std::vector<Scored> parts = {{o.text, sequences, false}};
-    const auto scores = score_all<floatX>(o, comm, groups, source, T, parts);
+    const std::vector<Task> tasks = {{o.text, {{std::move(windows)}}}};
     double loss = 0.0;
+    const auto scores = score_all<floatX>(o, comm, groups, source, T, tasks);
     for (const Score& s : scores[0]) loss -= s.logprob;
     if (comm.rank != 0) return;
     const std::string of = documents.size() > 1 ? " of " + counted(int64_t(documents.size()), "document") : "";

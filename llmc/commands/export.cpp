@@ -5,29 +5,23 @@
 #include "checkpoint/gguf.h"
 #include "commands/commands.h"
 
-// Sets the tokens of the tokenizer, else those of config.json, as llama.cpp's converter does.
-static void set_special_tokens(GGUFVocabulary& out, const Tokenizer& tokenizer, const HFConfig& config, int V) {
-    const auto inside = [&](int token) { return token >= 0 && token < V; };
+// Special tokens are those of the tokenizer, else those of config.json, as llama.cpp's converter has them. A model may
+// have more tokens than its tokenizer: these get names that no text has.
+static GGUFVocabulary vocabulary_of(const Tokenizer& tokenizer, const HFConfig& config, int V) {
+    using Type = GGUFVocabulary::Type;
+    GGUFVocabulary out;
     const auto choose = [&](int own, int other, int fallback) {
-        return inside(own) ? own : inside(other) ? other : fallback;
+        return own >= 0 && own < V ? own : other >= 0 && other < V ? other : fallback;
     };
     out.eos = choose(tokenizer.eos, config.eos.empty() ? -1 : config.eos[0], tokenizer.end_of_text);
-    out.bos = choose(tokenizer.bos, config.bos, out.eos);
-    out.pad = choose(tokenizer.pad, config.pad, -1);
     out.add_bos = !tokenizer.prefix.empty();
-    if (out.add_bos) out.bos = tokenizer.prefix[0];
+    out.bos = out.add_bos ? tokenizer.prefix[0] : choose(tokenizer.bos, config.bos, out.eos);
+    out.pad = choose(tokenizer.pad, config.pad, -1);
     if (tokenizer.prefix.size() > 1)
         fail(EXIT_BAD_DATA, "the tokenizer puts %zu tokens in front of each text, and a GGUF file can name only one",
              tokenizer.prefix.size());
     out.chat_template = tokenizer.chat_template;
-}
-
-// A model may have more tokens than its tokenizer: these get names that no text has.
-static GGUFVocabulary vocabulary_of(const Tokenizer& tokenizer, const HFConfig& config, int V) {
-    using Type = GGUFVocabulary::Type;
-    GGUFVocabulary out;
     out.tokens = written_tokens(tokenizer), out.merges = written_merges(tokenizer);
-    set_special_tokens(out, tokenizer, config, V);
     out.types.assign(size_t(std::max(V, tokenizer.vocab_size())), Type::unused);
     std::fill_n(out.types.begin(), tokenizer.vocab_size(), Type::normal);
     for (const AddedToken& token : tokenizer.added)

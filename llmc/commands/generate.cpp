@@ -97,10 +97,8 @@ static int generate_text(const Options& o, Comm& comm) {
             print(end.held + (i + 1 < o.num_samples ? "\n---\n" : "\n"));
         }
     };
-    if (!talks) write(text, prompt);
-    if (talks)
-        for_each_line(comm,
-                      [&](const std::string& line) { write(line, tokens_of_prompt(o, source, line, "the line")); });
+    const auto answer = [&](const std::string& line) { write(line, tokens_of_prompt(o, source, line, "the line")); };
+    talks ? for_each_line(comm, answer) : write(text, prompt);
     // Open MPI 5.0.7's mpirun sends the end of stdout to its stderr if a message on stderr follows at once.
     if (getenv("OMPI_COMM_WORLD_SIZE")) std::this_thread::sleep_for(std::chrono::milliseconds(100));
     if (comm.rank == 0)
@@ -112,10 +110,9 @@ static int generate_text(const Options& o, Comm& comm) {
 
 int run_generate(const Options& o, Dtype dtype, Comm& comm) {
     const int ranks = comm.world_size;
-    ENSURE(
-        ranks == o.tensor_parallel,
-        "generate needs as many ranks as --tensor-parallel %d says, and there %s %d; start it with --ranks %d, or by a "
-        "launcher with as many",
-        o.tensor_parallel, ranks == 1 ? "is" : "are", ranks, o.tensor_parallel);
+    ENSURE(ranks == o.tensor_parallel,
+           "generate needs as many ranks as --tensor-parallel %d says, and there %s %d; start it with --ranks %d, or "
+           "by a launcher with as many",
+           o.tensor_parallel, ranks == 1 ? "is" : "are", ranks, o.tensor_parallel);
     return with_dtype(dtype, [&]<class floatX>(floatX) { return generate_text<floatX>(o, comm); });
 }

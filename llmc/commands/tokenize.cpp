@@ -92,18 +92,10 @@ struct ShardSet {
     int64_t tokens = 0;
     std::vector<std::unique_ptr<ShardWriter>> shards = {};
 
-    void complete() {
-        if (!shards.empty()) shards.back()->complete();
-    }
-
-    void finish() {
-        for (const auto& shard : shards) shard->finish();
-    }
-
     void append(const int* data, int64_t count) {
         while (count > 0) {
             if (shards.empty() || shards.back()->tokens == shard_tokens) {
-                complete();
+                if (!shards.empty()) shards.back()->complete();
                 const std::string path = prefix + format("_%06d.bin", first + int(shards.size()));
                 shards.push_back(std::make_unique<ShardWriter>(path, vocab_size));
             }
@@ -118,14 +110,11 @@ struct ShardSet {
 };
 
 static std::vector<std::string> find_shards(const std::string& output, const char* end) {
-    std::vector<std::string> names;
+    std::vector<std::string> paths;
     for (const std::string& name : list_directory(output))
-        if ((name.starts_with("train_") || name.starts_with("val_")) && name.ends_with(end)) names.push_back(name);
-    return names;
-}
-
-static void remove_shards(const std::string& output, const std::vector<std::string>& names) {
-    for (const std::string& name : names) remove_tree(output + "/" + name);
+        if ((name.starts_with("train_") || name.starts_with("val_")) && name.ends_with(end))
+            paths.push_back(output + "/" + name);
+    return paths;
 }
 
 // ---- the two passes
@@ -155,58 +144,48 @@ static Tokenizer train_on(const Options& o, const std::vector<TextFile>& files, 
     });
 }
 
-struct Counts {
-    int64_t bytes = 0, empty = 0;         // bytes of text; documents without any
-    std::map<int, int64_t> special = {};  // how often the text of each special token was met
-};
-
 struct Encoded {
     std::vector<int> train, val;
-    Counts counts;
+    int64_t bytes = 0, empty = 0;         // bytes of text; documents without any
+    std::map<int, int64_t> special = {};  // how often the text of each special token was met
 };
 
 // The tokens of a chunk, with document_start() before each document.
 static void encode_chunk(Encoder& encoder, Chunk& chunk, const CorpusRules& rules, bool special_tokens, Encoded& out) {
     const std::vector<int> start = document_start(encoder.tokenizer);
-    out.train.clear();
-    out.val.clear();
-    out.counts = {};
+    out = {};
     for_each_document(chunk, rules, [&](std::string_view text, bool starts, bool held_out) {
-        out.counts.bytes += int64_t(text.size());
-        out.counts.empty += text.empty();
+        out.bytes += int64_t(text.size());
+        out.empty += text.empty();
         if (text.empty()) return;
         std::vector<int>& tokens = held_out ? out.val : out.train;
         if (starts) tokens.insert(tokens.end(), start.begin(), start.end());
-        count_special(encoder.tokenizer, text, out.counts.special);
+        count_special(encoder.tokenizer, text, out.special);
         encode(encoder, text, tokens, special_tokens);
     });
 }
 
-// Appends the tokens of a chunk to the shards. The first val_tokens tokens of the whole input are held out (0: none).
-static void write_encoded(const Encoded& encoded, int64_t val_tokens, ShardSet& train, ShardSet& val) {
-    const int64_t count = int64_t(encoded.train.size());
-    const int64_t first = std::clamp<int64_t>(val_tokens - val.tokens, 0, count);
-    val.append(encoded.train.data(), first);
-    train.append(encoded.train.data() + first, count - first);
-    val.append(encoded.val.data(), int64_t(encoded.val.size()));
-}
-
-static Counts encode_all(const Options& o, Batches& batches, const Tokenizer& tokenizer, Progress& progress,
-                         ShardSet& train, ShardSet& val) {
+// Writes the shards. Returns the sums, without tokens.
+static Encoded encode_all(const Options& o, Batches& batches, const Tokenizer& tokenizer, Progress& progress,
+                          ShardSet& train, ShardSet& val) {
     const int cache_bits = std::clamp(CACHE_BITS - int(std::bit_width(unsigned(batches.threads - 1))), 8, 17);
     std::vector<Encoder> encoders;
     for (int thread = 0; thread < batches.threads; thread++) encoders.emplace_back(tokenizer, cache_bits);
     std::vector<Encoded> results(BATCH_CHUNKS);
-    Counts all;
+    Encoded all;
     const auto work = [&](Chunk& chunk, int slot, int thread) {
         encode_chunk(encoders[size_t(thread)], chunk, batches.reader.rules, o.special_tokens, results[size_t(slot)]);
     };
     const auto write = [&](int slots) {
         for (int slot = 0; slot < slots; slot++) {
-            const Counts& counts = results[size_t(slot)].counts;
-            write_encoded(results[size_t(slot)], o.val_tokens, train, val);
-            all.bytes += counts.bytes, all.empty += counts.empty;
-            for (const auto& [id, count] : counts.special) all.special[id] += count;
+            const Encoded& part = results[size_t(slot)];
+            const int64_t tokens = int64_t(part.train.size()),
+                          held_out = std::clamp<int64_t>(o.val_tokens - val.tokens, 0, tokens);  // the first of all
+            val.append(part.train.data(), held_out);
+            train.append(part.train.data() + held_out, tokens - held_out);
+            val.append(part.val.data(), int64_t(part.val.size()));
+            all.bytes += part.bytes, all.empty += part.empty;
+            for (const auto& [id, count] : part.special) all.special[id] += count;
         }
         progress.bytes("encoding", batches.reader.file_bytes_read(),
                        format(" | %s tokens", with_commas(train.tokens + val.tokens).c_str()));
@@ -219,10 +198,10 @@ static void check_options(const Options& o) {
     ENSURE(o.train_bpe == 0 || (o.train_bpe >= MIN_VOCAB_SIZE && o.train_bpe <= MAX_VOCAB_SIZE),
            "--train-bpe %d must be %d (the 256 bytes and %s) to %d", o.train_bpe, MIN_VOCAB_SIZE, END_OF_TEXT,
            MAX_VOCAB_SIZE);
-    ENSURE(
-        !o.special_tokens || o.train_bpe == 0,
-        "--special-tokens needs a --tokenizer that has them; with --train-bpe, --split end-of-text cuts the text at %s",
-        END_OF_TEXT);
+    ENSURE(!o.special_tokens || o.train_bpe == 0,
+           "--special-tokens needs a --tokenizer that has them; with --train-bpe, --split end-of-text cuts the text "
+           "at %s",
+           END_OF_TEXT);
 }
 
 // Refuses inputs without any text, and warns of text that is not UTF-8. Returns the bytes of all files.
@@ -232,8 +211,8 @@ static int64_t check_files(const std::vector<TextFile>& files) {
         bytes += file.size;
         if (file.odd_byte >= 0)
             print_message(
-                format("warning: %s: is not UTF-8 text (byte %s), and its bytes are tokenized as they are; if "
-                       "it is Latin-1, convert it with iconv -f ISO-8859-1 -t UTF-8",
+                format("warning: %s: is not UTF-8 text (byte %s), and its bytes are tokenized as they "
+                       "are; if it is Latin-1, convert it with iconv -f ISO-8859-1 -t UTF-8",
                        file.path.c_str(), with_commas(file.odd_byte + 1).c_str()));
     }
     if (bytes == 0)
@@ -242,15 +221,17 @@ static int64_t check_files(const std::vector<TextFile>& files) {
     return bytes;
 }
 
-// Names the first three. why: what the files are.
-static void print_left_out(const std::vector<std::string>& files, const char* why) {
-    if (files.empty()) return;
-    std::string text = format("left out: %s %s:", counted(int64_t(files.size()), "file").c_str(), why);
-    for (size_t i = 0; i < files.size() && i < 3; i++) text += (i > 0 ? ", " : " ") + files[i];
-    print_message(text + (files.size() > 3 ? " ..." : ""));
+// Names the first three of each kind.
+static void print_left_out(const FoundFiles& found) {
+    for (const auto& [why, files] : found.left_out) {
+        if (files.empty()) continue;
+        std::string text = format("left out: %s %s:", counted(int64_t(files.size()), "file").c_str(), why.c_str());
+        for (size_t i = 0; i < files.size() && i < 3; i++) text += (i > 0 ? ", " : " ") + files[i];
+        print_message(text + (files.size() > 3 ? " ..." : ""));
+    }
 }
 
-static void print_summary(const Options& o, const Batches& batches, const Tokenizer& tokenizer, const Counts& counts,
+static void print_summary(const Options& o, const Batches& batches, const Tokenizer& tokenizer, const Encoded& counts,
                           const ShardSet& train, const ShardSet& val, double seconds) {
     if (o.quiet) return;
     std::string text;
@@ -269,16 +250,16 @@ static void print_summary(const Options& o, const Batches& batches, const Tokeni
         text += format("skipped %s; the first: %s\n", counted(batches.bad_lines, "bad line").c_str(),
                        message_text(batches.first_bad).c_str());
     const int64_t tokens = train.tokens + val.tokens;
-    const size_t shards = train.shards.size() + val.shards.size();
     text += format("%s, %s, %s, %.2f bytes per token, %s/s, %s and the tokenizer in %s\n",
                    counted(batches.reader.documents - batches.bad_lines - counts.empty, "document").c_str(),
                    human_bytes(counts.bytes).c_str(), counted(tokens, "token").c_str(),
                    double(counts.bytes) / double(tokens), human_bytes(int64_t(double(counts.bytes) / seconds)).c_str(),
-                   counted(int64_t(shards), "shard").c_str(), message_text(o.output).c_str());
+                   counted(int64_t(train.shards.size() + val.shards.size()), "shard").c_str(),
+                   message_text(o.output).c_str());
     print_stdout(text);
 }
 
-static void check_any_text(const Batches& batches, const Counts& counts, const ShardSet& train, const ShardSet& val) {
+static void check_any_text(const Batches& batches, const Encoded& counts, const ShardSet& train, const ShardSet& val) {
     if (train.tokens > 0) return;
     const std::string input = "the input (" + counted(int64_t(batches.reader.files.size()), "file") + ")";
     if (val.tokens > 0)
@@ -296,8 +277,7 @@ int run_tokenize(const Options& o, const Launch& launch) {
     const int threads = choose_threads().threads;
     check_threads(threads);
     FoundFiles found = find_text_files(o.inputs, o.text_key);
-    for (const auto& [why, files] : found.left_out)
-        if (!o.quiet) print_left_out(files, why.c_str());
+    if (!o.quiet) print_left_out(found);
     Progress progress{o.quiet, check_files(found.texts)};
     int64_t before = 0;
     for (TextFile& file : found.texts) {
@@ -309,10 +289,9 @@ int run_tokenize(const Options& o, const Launch& launch) {
     // Training would read old shards together with the new ones, although another tokenizer may have made them.
     const std::vector<std::string> old_shards = find_shards(o.output, ".bin");
     if (!o.replace && !old_shards.empty())
-        fail(EXIT_CANNOT_CREATE,
-             "%s: already has token shards (%s); delete them with --replace, or choose another --output",
-             o.output.c_str(), old_shards[0].c_str());
-    remove_shards(o.output, find_shards(o.output, ".bin.tmp"));  // left behind by a call that was killed
+        fail(EXIT_CANNOT_CREATE, "%s already exists; delete the shards with --replace, or choose another --output",
+             old_shards[0].c_str());
+    for (const std::string& path : find_shards(o.output, ".bin.tmp")) remove_tree(path);  // of a call that was killed
     progress.start = seconds_now();
     const Tokenizer tokenizer =
         o.train_bpe > 0 ? train_on(o, found.texts, rules, threads, progress) : load_tokenizer(o.tokenizer);
@@ -321,19 +300,19 @@ int run_tokenize(const Options& o, const Launch& launch) {
     progress.start = seconds_now();
     rules.cut = [&](std::string_view text) { return last_safe_cut(tokenizer, text); };
     Batches batches{{found.texts, rules}, threads};
-    const Counts counts = encode_all(o, batches, tokenizer, progress, train, val);
+    const Encoded counts = encode_all(o, batches, tokenizer, progress, train, val);
     const double seconds = std::max(1e-3, seconds_now() - progress.start);
     progress.line.clear();
     check_any_text(batches, counts, train, val);
-    train.complete();
-    val.complete();
+    for (const ShardSet* set : {&train, &val})
+        if (!set->shards.empty()) set->shards.back()->complete();
     // The old shards are removed only now, when the new ones are on disk: an error before this loses nothing.
-    remove_shards(o.output, old_shards);
+    for (const std::string& path : old_shards) remove_tree(path);
     save_tokenizer(tokenizer, o.output);
     // All shards are renamed at the very end: a part of the shards, or shards without a tokenizer, would look complete.
     // A kill between two renames leaves an unfinished shard beside them, which glob_files() refuses.
-    val.finish();
-    train.finish();
+    for (const ShardSet* set : {&val, &train})
+        for (const auto& shard : set->shards) shard->finish();
     sync_path(o.output);
     print_summary(o, batches, tokenizer, counts, train, val, seconds);
     return 0;

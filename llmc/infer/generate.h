@@ -32,8 +32,7 @@ void check_prompt(const std::vector<int>& prompt, int T, const char* option = "-
 // false to stop. When the context is full, its first `kept` tokens (less than model.T) and the newer half of the others
 // become the new prompt, and generation continues. The model needs Purpose::generate or train, and B of at least 1.
 // `text` numbers the random draws of sample_token. The repetition penalty divides the positive logits of all tokens
-// that are in the prompt or were generated, and multiplies the others, as transformers'
-// RepetitionPenaltyLogitsProcessor does.
+// that are in the prompt or were generated, and multiplies the others, as in transformers.
 template <class floatX>
 void generate(GPT2<floatX>& model, const std::vector<int>& prompt, int max_tokens, Sampler& sampler, uint64_t text,
               const std::function<bool(int token)>& emit, int kept = 0);

@@ -7,22 +7,17 @@
 #include <fstream>
 #include <sstream>
 
-#include "base/common.h"
 #include "base/files.h"
 #include "base/json.h"
 #include "base/print.h"
 #include "text/text_reader.h"
 
-static constexpr int32_t EVAL_MAGIC = 20240522;
-
 // ---- rows
 
-namespace {
 struct Shape {
     const char *contexts, *continuations, *gold, *list;  // list: the key that must have one
     bool compares_differing;                             // acc_mean is over the part in which the choices differ
 };
-}  // namespace
 static constexpr Shape shapes[] = {{"context_options", "continuation", "gold", "context_options", true},
                                    {"context", "continuation", "gold", "", true},
                                    {"query", "choices", "gold", "choices", true},
@@ -208,7 +203,7 @@ static bool is_of_llmc(const std::string& path) {
     int32_t magic = 0;
     if (!std::filesystem::is_regular_file(path)) return false;  // the bytes of a pipe are read only once
     std::ifstream(path, std::ios::binary).read(reinterpret_cast<char*>(&magic), sizeof magic);
-    return magic == EVAL_MAGIC;
+    return magic == 20240522;
 }
 
 // Puts end_of_text in front, if asked for, and leaves the newest T + 1 tokens. Returns whether the row lost tokens.
@@ -248,13 +243,13 @@ std::vector<const Sequence*> Task::sequences() const {
     return all;
 }
 
-std::vector<Sequence> text_windows(const std::vector<int>& tokens, int T, int stride) {
+std::vector<Sequence> text_windows(const std::vector<int>& tokens, int start, int T, int stride) {
     std::vector<Sequence> windows;
     const int64_t size = int64_t(tokens.size());
-    for (int64_t done = 1; done < size;) {
-        const int64_t end = std::min(size, done + (done == 1 ? T : stride)), begin = std::max<int64_t>(0, end - T - 1);
+    for (int64_t done = start, end; done < size; done = end) {
+        end = std::min(size, done == start ? std::max<int64_t>(start, T) + 1 : done + stride);
+        const int64_t begin = std::max<int64_t>(0, end - T - 1);
         windows.push_back({{tokens.begin() + begin, tokens.begin() + end}, int(done - begin), int(done - begin)});
-        done = end;
     }
     return windows;
 }

@@ -1,12 +1,6 @@
 // tasks.h: evaluation tasks: files of rows, each a choice between continuations, or one continuation to predict.
-//
-// A line of a JSON lines file is an object of one of these shapes:
-//   {"context": .., "continuation": ..}                         right if each of its tokens is the likeliest
-//   {"query": .., "choices": [..], "gold": N}                   choice N, from 0, is right
-//   {"ctx": .., "endings": [..], "label": N}                    the same; HellaSwag as published
-//   {"context_options": [..], "continuation": .., "gold": N}    the continuation is likeliest after context N
-// Between the two texts is a space, or the text under "delimiter". A file that begins with the magic 20240522 has
-// rows of tokens, as llm.c writes them for HellaSwag and MMLU.
+// docs/evaluation.md has the shapes of rows. A file that begins with the magic 20240522 has rows of tokens, as llm.c
+// writes them for HellaSwag and MMLU.
 #pragma once
 #include <string>
 #include <vector>
@@ -34,15 +28,14 @@ struct Task {
 // shape, and a file with rows of one continuation and rows with choices.
 //
 // Sequence::scored is the first token after the context without its white end, as in lm-eval; the number of tokens for
-// an empty continuation. Sequence::compared is the
-// first token in which the choices differ, or that starts the common end of context_options, as in CORE; for
-// HellaSwag's shapes it is `scored`, as in llm.c.
+// an empty continuation. Sequence::compared is the first token in which the choices differ, or that starts the common
+// end of context_options, as in CORE; for HellaSwag's shapes it is `scored`, as in llm.c.
 std::vector<Task> read_tasks(const std::string& files, const Tokenizer& tokenizer, bool prepend_eot, int T);
 // The words of word perplexity: len(re.split(r"\s+", text)), as in lm-eval.
 int64_t count_words(std::string_view text);
-// Windows over the tokens of a text, the first of which is only context. Each scores `stride` tokens (1 to T), the
-// first up to T, after as much context as fits.
-std::vector<Sequence> text_windows(const std::vector<int>& tokens, int T, int stride);
+// Windows over the tokens of a text, the first `start` of which are only context. Each scores `stride` tokens (1 to T),
+// the first up to T, after as much context as fits.
+std::vector<Sequence> text_windows(const std::vector<int>& tokens, int start, int T, int stride);
 
 struct TaskResult {
     std::string task;

@@ -244,13 +244,13 @@ TEST_CASE("windows over a text score each token once, with as much context as fi
             Tokens tokens(static_cast<size_t>(size));
             for (int i = 0; i < size; i++) tokens[size_t(i)] = i;
             Tokens scored;
-            for (const Sequence& s : text_windows(tokens, 8, stride)) {
+            for (const Sequence& s : text_windows(tokens, 1, 8, stride)) {
                 CHECK((s.tokens.size() <= 9 && (s.tokens.size() == 9 || s.tokens[0] == 0)));
                 for (const int token : part(s, s.scored)) scored.push_back(token);
             }
             CHECK(scored == Tokens(tokens.begin() + 1, tokens.end()));
             const size_t later = size > 9 ? size_t((size - 9 + stride - 1) / stride) : 0;
-            CHECK(text_windows(tokens, 8, stride).size() == 1 + later);
+            CHECK(text_windows(tokens, 1, 8, stride).size() == 1 + later);
         }
 }
 

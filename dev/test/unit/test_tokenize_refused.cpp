@@ -170,7 +170,7 @@ TEST_CASE("an output that exists is refused, unless --replace is given") {
     run.options.output = run.folder / "out";
     tokenize(run.options);
     const std::string before = read_bytes(run.out("train_000001.bin"));
-    check_refused(run, EXIT_CANNOT_CREATE, "already has token shards (train_000001.bin)");
+    check_refused(run, EXIT_CANNOT_CREATE, "out/train_000001.bin already exists; delete the shards with --replace");
     run.options.replace = true;
     run.options.tokenizer = run.folder / "none";
     check_refused(run, EXIT_NO_INPUT, "none");
