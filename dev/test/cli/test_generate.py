@@ -75,6 +75,7 @@ def test_a_pipe_or_file_on_stdin_is_the_prompt_if_none_is_given(trained, tmp_pat
     (tmp_path / "prompt.txt").write_text("the king\n")
     command = [tmp_path / "prompt.txt", PROGRAM, "generate --precision fp32 --max-tokens 9 --init", trained.folder]
     prompt, none = run(*command[1:], "--prompt 'the king'").out, run(*command[1:]).out
+    assert run(*command[1:], "--prompt '<|endoftext|>'").out == "<|endoftext|>" + none
     for script in ('"$@" <"$0"', '(sleep 1; cat "$0") | "$@"', '(printf the; sleep 1; echo " king") | "$@"',
                    '"$@" --prompt "the king" <<<old', '"$@" --prompt-file "$0" <<<old', '"$@" --prompt-file - <"$0"',
                    'gzip -c "$0" | "$@"', '(echo old; cat "$0") >"$0.2"; (read x; "$@") <"$0.2"',

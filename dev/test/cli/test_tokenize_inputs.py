@@ -61,19 +61,10 @@ def test_a_text_gives_the_same_shards_and_vocabulary_however_it_is_packed(many, 
     documents = texts() if many else [make_text(60000)]
     plain = tmp_path / "a.txt"
     plain.write_text("\n<|endoftext|>".join(documents))
-    options = f"--train-bpe 290 --val-fraction 0.1 --split {'end-of-text' if many else 'none'}"
+    options = f"--train-bpe 290 --val-fraction 0.1 --text-key body --split {'end-of-text' if many else 'none'}"
     want = shards(tmp_path / "plain", plain, options)
-    packed = parquet(tmp_path / "a.parquet", documents) if kind == "parquet" else pack(plain, kind)
+    packed = parquet(tmp_path / "a.parquet", documents, "body") if kind == "parquet" else pack(plain, kind)
     assert len(want["val_000000.bin"]) > 5000 and shards(tmp_path / "packed", packed, options) == want
-
-
-def test_json_lines_are_read_packed_too_and_a_column_of_parquet_has_any_name(tmp_path, data):
-    plain = tmp_path / "a.jsonl"
-    plain.write_text("".join(json.dumps({"body": text}) + "\n" for text in texts()))
-    options = ["--text-key", "body", "--tokenizer", data]
-    want = shards(tmp_path / "plain", plain, options)
-    assert shards(tmp_path / "gz", pack(plain, "gz"), options) == want
-    assert shards(tmp_path / "parquet", parquet(tmp_path / "a.parquet", texts(), "body"), options) == want
 
 
 def forms(documents):

@@ -4,7 +4,7 @@ import re
 import shutil
 
 import pytest
-from harness import PROGRAM, Run, make_shards, make_text, refused, run, train
+from harness import PROGRAM, Run, make_shards, make_text, refused, run
 
 SHORT = "--steps 1 --warmup 0 --sample-every 0"
 MODEL = "plan --layers 1 --heads 1 --channels 16 --seq-len 16 --train-data"
@@ -71,13 +71,6 @@ def test_a_tokenizer_that_may_not_be_that_of_the_weights_is_neither_used_nor_sav
     assert (out.checkpoint(1) / "tokenizer.json").exists()
 
 
-def test_a_prompt_may_have_special_tokens(trained):
-    def text(*options):
-        return run(PROGRAM, "generate --max-tokens 20 --init", trained.folder, *options).out
-
-    assert text("--prompt '<|endoftext|>'") == "<|endoftext|>" + text()
-
-
 def test_tokenize_counts_special_tokens_and_takes_them_as_tokens_on_request(data, tmp_path):
     (tmp_path / "text.txt").write_text("the king<|endoftext|>the queen<|endoftext|>")
 
@@ -125,10 +118,4 @@ def test_the_validation_loss_does_not_depend_on_the_micro_batch(trained, data):
             "--val-data", data / "val_*.bin").out)[1])
 
     losses = [loss(batch) for batch in (1, 3, 4, 8)]
-    assert max(losses) - min(losses) < 2e-6
-
-
-def test_validation_reads_the_tokens_that_are_asked_for(data, tmp_path):
-    options = f"{SHORT} --val-every 1 --precision fp32 --val-tokens 160 --micro-batch"
-    losses = [train(options, batch, out=tmp_path / f"{batch}", data=data).val_losses()[0] for batch in (1, 2, 4)]
     assert max(losses) - min(losses) < 2e-6

@@ -121,12 +121,6 @@ TEST_CASE("neither tokens nor a vocabulary that is trained depend on chunks or o
     }
 }
 
-TEST_CASE("--text-key names the text of JSONL, also for a vocabulary that is trained") {
-    TokenizeRun run(Files{{"b.jsonl", "{\"body\": \"aaaa\", \"text\": \"bbbbbb\"}\n"}});
-    run.options.tokenizer = "", run.options.train_bpe = 258, run.options.text_key = "body";
-    CHECK(run.train() == Tokens{257, 256, 256});
-}
-
 TEST_CASE("every shard but the last has --shard-tokens tokens, and --val-tokens takes the first ones as llm.c does") {
     const std::string text = prose(5000);
     TokenizeRun run(Files{{"a.txt", text}, {"b.txt", text}});
