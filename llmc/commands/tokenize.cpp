@@ -154,6 +154,7 @@ struct Encoded {
 static void encode_chunk(Encoder& encoder, Chunk& chunk, const CorpusRules& rules, bool special_tokens, Encoded& out) {
     const std::vector<int> start = document_start(encoder.tokenizer);
     out = {};
+    out.train.reserve(chunk.bytes.size() / 3);  // growing would copy
     for_each_document(chunk, rules, [&](std::string_view text, bool starts, bool held_out) {
         out.bytes += int64_t(text.size());
         out.empty += text.empty();

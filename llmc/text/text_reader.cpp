@@ -135,7 +135,7 @@ static size_t list_documents(CorpusReader& reader, Chunk& chunk, bool at_end) {
             const bool val = begin_document(reader);
             chunk.documents.push_back({begin, end, reader.lines + 1, true, val});
         }
-        reader.lines += count_lines(text.substr(begin, next - begin));
+        reader.lines += format == Format::json ? count_lines(text.substr(begin, next - begin)) : 1;
         begin = next;
     }
 }
