@@ -153,8 +153,10 @@ static void read_roles(TokenizerParser& p) {
     std::vector<Json> tokens;
     for (const char* role : {"bos", "eos", "unk", "sep", "pad", "cls", "mask"})
         tokens.push_back(p.roles[std::string(role) + "_token"]);
-    for (const char* list : {"additional_special_tokens", "extra_special_tokens"})
+    for (const char* list : {"additional_special_tokens", "extra_special_tokens"}) {
         std::ranges::copy(p.roles[list].items, std::back_inserter(tokens));
+        for (const auto& [name, token] : p.roles[list].members) tokens.push_back(token);  // they may have names
+    }
     for (const Json& token : tokens) {
         const std::string content = content_of(token);
         int id = find_id(p, content);
@@ -192,11 +194,10 @@ static void fill_tokens(TokenizerParser& p) {
                              vocab_size - 1));
         seen[size_t(id)] = true;
         std::string& bytes = p.tokenizer.tokens[size_t(id)] = text;
-        if (is_added(p.tokenizer, id)) continue;
-        if (!from_alphabet(text, bytes))
+        if (!is_added(p.tokenizer, id) && !from_alphabet(text, bytes))
             refuse(p, format("token %d, \"%s\", has a character that stands for no byte; is this a byte-level BPE?", id,
                              printable(text).c_str()));
-        if (bytes.size() == 1) p.tokenizer.byte_tokens[uint8_t(bytes[0])] = id;
+        if (bytes.size() == 1 && to_alphabet(bytes) == text) p.tokenizer.byte_tokens[uint8_t(bytes[0])] = id;
     }
     const auto missing = std::ranges::find(p.tokenizer.byte_tokens, -1);
     if (missing != std::end(p.tokenizer.byte_tokens))

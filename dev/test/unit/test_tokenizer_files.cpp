@@ -70,7 +70,11 @@ TEST_CASE("tokenizer.json may have merges as pairs, and may lack some fields") {
         check_equal(parse_one_file(replaced(text, field, ""), "test"), want);
 }
 
-TEST_CASE("tokenizer.json: other added tokens are kept, and an empty token is accepted") {
+TEST_CASE("tokenizer.json: other added tokens are kept, a byte's token too, and an empty token is accepted") {
+    const std::string letter = R"("added_tokens": [{"id": 64, "content": "a"}, {"id": 259, "content": "\n"},)";
+    const Tokenizer with_letter = parse_one_file(replaced(small_json(), "\"added_tokens\": [", letter), "test");
+    CHECK((with_letter.byte_tokens['a'] == 64 && with_letter.byte_tokens['\n'] == 198));
+    CHECK(encode(with_letter, "ab\n") == std::vector<int>{64, 65, 259});
     std::string text = replaced(small_json(), "\"<|endoftext|>\": 258", "\"<|endoftext|>\": 258,\n\"Ġ <pad>\": 259");
     const std::string pad = R"({"id": 259, "content": "Ġ <pad>", "special": true, "lstrip": true},)";
     text = replaced(text, "\"added_tokens\": [", "\"added_tokens\": [" + pad + R"({"id": 260, "content": "new"},)");
@@ -102,6 +106,7 @@ TEST_CASE("a directory's tokenizer has the roles of its files, and is written as
     change("tokenizer_config.json", "{",
            R"({"model_max_length": 1000000000000000019884624838656, "x": NaN,)"
            R"("pad_token": {"content": "<pad>", "rstrip": true}, "mask_token": "ab",)"
+           R"("extra_special_tokens": {"image_token": "<i>"},)"
            R"("chat_template": [{"name": "default", "template": "T"}],)"
            R"("added_tokens_decoder": {"260": {"content": "new", "normalized": true}},)");
     change("tokenizer.json", "\"added_tokens\": [", R"("added_tokens": [{"id": 259, "content": "<b>"},)");
@@ -111,8 +116,9 @@ TEST_CASE("a directory's tokenizer has the roles of its files, and is written as
     const Tokenizer tokenizer = load_tokenizer(folder.path);
     CHECK(tokenizer.added ==
           std::vector<AddedToken>{
-              {256}, {258}, {259, false}, {260, false, false, false, true}, {.id = 261, .rstrip = true}});
-    CHECK((tokenizer.tokens[261] == "<pad>" && tokenizer.pad == 261 && tokenizer.bos == 258));
+              {256}, {258}, {259, false}, {260, false, false, false, true}, {.id = 261, .rstrip = true}, {262}});
+    CHECK((tokenizer.tokens[261] == "<pad>" && tokenizer.tokens[262] == "<i>" && tokenizer.pad == 261 &&
+           tokenizer.bos == 258));
     CHECK((tokenizer.chat_template == "T" && tokenizer.prefix == std::vector<int>{259}));
     CHECK(encode_prompt(tokenizer, "abc <pad> ") == std::vector<int>{259, 256, 66, 220, 261});
     CHECK(encode_prompt(tokenizer, "") == std::vector<int>{258, 259});
