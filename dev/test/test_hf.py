@@ -302,8 +302,8 @@ def test_each_row_has_the_log_probability_and_the_accuracy_of_lm_eval(task, hf, 
 # ---- a tokenizer that is fine-tuned
 
 ROLES = ["bos_token", "eos_token", "pad_token", "sep_token", "unk_token", "mask_token", "cls_token"]
-WORDS = ["Hogwarts", "New York", "<x>", "the king", " of", "<sep>", "<|im_start|>", "<pad>", "né<", "[MASK]", "old", "🙂",
-         "<x><sep>", "|>"]
+WORDS = ["Hogwarts", "New York", "<x>", "the king", " of", "<sep>", "<|im_start|>", "<pad>", "né<", "[MASK]", "old",
+         "🙂", "<x><sep>", "|>"]
 
 
 @pytest.fixture(scope="session")

@@ -131,7 +131,6 @@ static void eval_text(const Options& o, Comm& comm, const Groups& groups, const 
                         counted(count, "token").c_str(), of.c_str()));
 }
 
-// --val-data
 template <class floatX>
 static void eval_loss(const Options& o, Comm& comm, const Groups& groups, const RunStart& source, int T) {
     DataLoaderConfig data = {o.val_data, "--val-data", o.micro_batch, T, source.config.V};

@@ -67,7 +67,7 @@ static int generate_text(const Options& o, Comm& comm) {
     std::string text = o.prompt;
     if (reads)
         text = comm.all_gather_text(comm.rank > 0 ? "" : has_file ? read_prompt(o.prompt_file) : read_stdin())[0];
-    if (reads && text.ends_with('\n')) text.pop_back();
+    if (reads && text.ends_with('\n')) text.resize(text.size() - (text.ends_with("\r\n") ? 2 : 1));
     const char* option = has_file ? "--prompt-file" : reads ? "standard input" : "--prompt";
     const std::vector<int> prompt = tokens_of_prompt(o, source, text, option);
     compare_ranks(comm, o, {{"weights", source.weights}});

@@ -46,16 +46,12 @@ def test_a_repetition_penalty_makes_the_likeliest_text_another(trained):
     assert len(set(text.split())) > len(set(repeated.split()))
 
 
-@pytest.mark.parametrize("content", ["the king", "the king\n"])
+@pytest.mark.parametrize("content", ["the king", "the king\n", "the king\r\n"])
 def test_a_prompt_file_is_the_prompt_without_a_newline_at_its_end(content, trained, tmp_path):
     (tmp_path / "prompt.txt").write_text(content)
     options = ["--max-tokens 9 --init", trained.folder]
     from_file = run(PROGRAM, "generate --prompt-file", tmp_path / "prompt.txt", *options)
     assert from_file.out == run(PROGRAM, "generate --prompt 'the king'", *options).out
-    for pipe in ('cat "$0" | "$@" --prompt-file /dev/stdin', 'exec "$@" --prompt-file <(cat "$0")',
-                 'gzip -k "$0"; exec "$@" --prompt-file "$0.gz"'):
-        piped = run(["bash", "-c", pipe], tmp_path / "prompt.txt", PROGRAM, "generate", *options)
-        assert piped.out == from_file.out
     refused(65, "/dev/zero has more than 16,777,216 bytes", PROGRAM, "generate --prompt-file /dev/zero", *options)
     assert re.fullmatch(r"9 tokens in [0-9.]+ s: [0-9.]+ tokens/s\n", from_file.err)
     (tmp_path / "prompt.txt").write_text(content * 20)
@@ -79,7 +75,8 @@ def test_a_pipe_or_file_on_stdin_is_the_prompt_if_none_is_given(trained, tmp_pat
     for script in ('"$@" <"$0"', '(sleep 1; cat "$0") | "$@"', '(printf the; sleep 1; echo " king") | "$@"',
                    '"$@" --prompt "the king" <<<old', '"$@" --prompt-file "$0" <<<old', '"$@" --prompt-file - <"$0"',
                    'gzip -c "$0" | "$@"', '(echo old; cat "$0") >"$0.2"; (read x; "$@") <"$0.2"',
-                   'cat "$0" | "$@" --tensor-parallel 2 --ranks 2 --prompt-file -'):
+                   'cat "$0" | "$@" --tensor-parallel 2 --ranks 2 --prompt-file -', '"$@" --prompt-file <(cat "$0")',
+                   'cat "$0" | "$@" --prompt-file /dev/stdin', 'gzip -k "$0"; "$@" --prompt-file "$0.gz"'):
         assert shell(script, *command).out == prompt
     for script in ('"$@" <&-', ': | "$@"', 'echo | "$@"', '"$@" 0>"$0.out"', '"$@" --prompt "" <"$0"'):
         assert shell(script, *command).out == none
