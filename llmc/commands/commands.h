@@ -10,9 +10,7 @@
 #include "train/options.h"
 #include "train/start.h"
 
-// Converts text to token shards.
 int run_tokenize(const Options& options, const Launch& launch);
-// Converts a model to a GGUF file.
 int run_export(const Options& options, const Launch& launch);
 // Prints the batch, memory, time and disk space of a training run on --ranks ranks, or on as many ranks as were
 // launched.

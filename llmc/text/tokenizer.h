@@ -81,7 +81,6 @@ bool same_tokenizer(const Tokenizer& a, const Tokenizer& b);
 // Writes the files that transformers reads into an existing directory; replaces or removes all files of a tokenizer
 // there. A file that the tokenizer was read from is written as it was.
 void save_tokenizer(const Tokenizer& tokenizer, const std::string& directory);
-// Changes the model_max_length of tokenizer_config.json.
 void set_model_max_length(Tokenizer& tokenizer, int length);
 
 // A tokenizer's encoding state, one per thread. Keep an Encoder between calls: it caches the pieces seen before.
