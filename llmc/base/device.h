@@ -28,7 +28,7 @@ DeviceInfo device_info();
 double device_measure_peak(Dtype dtype);
 int device_count();              // GPUs that this process sees; the CPU counts as one
 bool device_memory_is_host();    // true on the CPU
-bool device_bf16_is_faster();    // whether bf16 matmuls are faster than fp32; decides --precision auto
+bool device_bf16_is_faster();    // whether bf16 matmuls are faster than fp32
 void device_check_fp8();         // refuses a GPU without FP8 matmuls; the CPU simulates them
 std::string device_libraries();  // libraries in use, with versions: "cuBLASLt 13.1, cuDNN 9.19"
 
@@ -89,8 +89,8 @@ void abandon_graph(Stream stream) noexcept;  // call it instead of end_graph aft
 void run_graph(Graph graph, Stream stream);
 void destroy_graph(Graph graph);
 
-// A named range of this thread in the timeline of --trace (base/trace.h), from its construction to the end of the
-// block. On a GPU also in the timeline of a profiler such as nsys.
+// A named range of this thread in the timeline of base/trace.h, from its construction to the end of the block. On a GPU
+// also in the timeline of a profiler such as nsys.
 struct ProfileRange {
     explicit ProfileRange(const char* name, int64_t number = -1);  // name: of static duration. number: -1: none
     ProfileRange(const ProfileRange&) = delete;

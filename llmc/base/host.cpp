@@ -146,11 +146,11 @@ static int64_t number_in(const std::string& path, const std::string& name, int64
 }
 
 // Returns the limit of one control group's folder. File cache counts as available: the kernel drops it before it kills.
-static ControlGroups limit_in(const std::string& folder, bool version_2) {
+static MemoryLimit limit_in(const std::string& folder, bool version_2) {
     int64_t limit = number_in(folder + (version_2 ? "memory.max" : "memory.limit_in_bytes"), "", INT64_MAX);
     if (version_2)
         limit = std::min(limit, number_in(folder + "memory.high", "", INT64_MAX));  // the kernel throttles above it
-    if (limit > INT64_MAX / 2) return {INT64_MAX, INT64_MAX};  // version 1 has a large number for no limit
+    if (limit > INT64_MAX / 2) return {};  // version 1 has a large number for no limit
     const std::string stat = folder + "memory.stat", all = version_2 ? "" : "total_";
     const int64_t cache = number_in(stat, all + "active_file ", 0) + number_in(stat, all + "inactive_file ", 0);
     const int64_t used = number_in(folder + (version_2 ? "memory.current" : "memory.usage_in_bytes"), "", 0);
@@ -178,11 +178,11 @@ static std::vector<std::pair<std::string, bool>> groups_with(const std::string& 
     return groups;
 }
 
-ControlGroups control_groups(const std::string& root) {
-    ControlGroups least = {INT64_MAX, INT64_MAX};
+MemoryLimit control_groups(const std::string& root) {
+    MemoryLimit least;
     for (const auto& [folder, version_2] : groups_with("memory", root)) {
-        const ControlGroups here = limit_in(folder, version_2);
-        least = {std::min(least.limit, here.limit), std::min(least.available, here.available)};
+        const MemoryLimit here = limit_in(folder, version_2);
+        least = {std::min(least.limit, here.limit), std::min(least.left, here.left)};
     }
     return least;
 }
@@ -201,16 +201,16 @@ double cpu_quota(const std::string& root) {
     return least;
 }
 
-AddressSpace address_space() {
+MemoryLimit address_space() {
     rlimit limit;
-    if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return {INT64_MAX, INT64_MAX};
+    if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return {};
     int64_t pages = 0;
     std::ifstream("/proc/self/statm") >> pages;
     return {int64_t(limit.rlim_cur), int64_t(limit.rlim_cur) - pages * sysconf(_SC_PAGESIZE)};
 }
 
 int64_t host_bytes_left() {
-    return std::min(1024 * number_in("/proc/meminfo", "MemAvailable:", INT64_MAX / 1024), control_groups().available);
+    return std::min(1024 * number_in("/proc/meminfo", "MemAvailable:", INT64_MAX / 1024), control_groups().left);
 }
 
 int64_t host_bytes_free(int processes) {

@@ -7,18 +7,13 @@
 
 constexpr int64_t HOST_BYTES_KEPT = 128 << 20;  // left to the rest of the process and of the machine
 
-// Memory under the smallest limit of this process's control groups and their parents. INT64_MAX: no limit.
-struct ControlGroups {
-    int64_t limit, available;  // bytes
+// A limit of memory, and the bytes left under it. INT64_MAX: no limit.
+struct MemoryLimit {
+    int64_t limit = INT64_MAX, left = INT64_MAX;
 };
-// root: "", or the folder that a test uses as /.
-ControlGroups control_groups(const std::string& root = "");
-
-// Address space that `ulimit -v` permits this process. INT64_MAX: no limit.
-struct AddressSpace {
-    int64_t limit, left;  // bytes
-};
-AddressSpace address_space();
+// Returns the smallest limit of this process's control groups and their parents. root: "", or a test's folder for /.
+MemoryLimit control_groups(const std::string& root = "");
+MemoryLimit address_space();  // `ulimit -v`
 
 // Returns the CPU quota of this process's control groups and their parents, in cores. INFINITY: no quota.
 double cpu_quota(const std::string& root = "");

@@ -15,8 +15,7 @@
 // this device; 0: unknown.
 static void add_time(std::vector<Row>& rows, Dtype dtype, const Options& o, const GPT2Config& config,
                      const BatchPlan& batch, double peak, int64_t steps_done) {
-    Comm single_rank;
-    load_kept_algorithms(o, single_rank);
+    load_kept_algorithms(o, single_rank_groups().world);
     const int ranks = batch.world_size * o.tensor_parallel;
     std::optional<MeasuredStep> measured;
     if (o.measure) measured = measure_step(dtype, config, batch.B, batch.T, memory_options_of(o, 1), peak);
@@ -102,8 +101,7 @@ int run_plan(const Options& options, Dtype dtype, const Launch& launch) {
     const RunStart source = find_training_start(o, Comm());
     const int world_size = o.ranks == -1 ? device_count() : o.ranks > 0 ? o.ranks : launch.world_size;
     if (o.fits) return print_rows(fits_table(o, dtype, source.config, world_size)), 0;
-    Comm single_rank;
-    const BatchPlan batch = resolve_batch(o, dtype, source.config, make_groups(single_rank, 1), world_size, 1);
+    const BatchPlan batch = resolve_batch(o, dtype, source.config, single_rank_groups(), world_size, 1);
     const int T = batch.T;
     std::optional<Corpus> corpus;
     if (!o.train_data.empty()) {

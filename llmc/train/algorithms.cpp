@@ -9,14 +9,11 @@
 #include "base/files.h"
 #include "train/plan.h"
 
-// A group of one rank, whose collectives do nothing.
-static Comm single_rank;
-
 // Only rank 0 runs this micro-step, so it gathers no weights (BucketHook) and sums over no ranks: values do not matter.
 template <class floatX>
 static void time_micro_step(GPT2<floatX>& model) {
     const BucketHook on_wait_for_weights = std::exchange(model.on_wait_for_weights, nullptr);
-    Comm* const tensor_ranks = std::exchange(model.tensor_ranks, &single_rank);
+    Comm* const tensor_ranks = std::exchange(model.tensor_ranks, &single_rank_groups().world);
     const DeviceBuffer<int> tokens = random_tokens(int64_t(model.B) * model.T + 1, model.config.V, model.stream);
     model.zero_gradients();
     model.forward(tokens.data, model.B, model.T);

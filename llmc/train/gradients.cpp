@@ -83,13 +83,12 @@ int64_t largest_bucket(const ParamLayout& layout) {
 }
 
 GradReducer::GradReducer(const Groups& groups, const ParamLayout& layout, const MemoryOptions& sharding,
-                         GradDtype grad_dtype, const BucketBuffer<float>& grads, const float* loss, Stream* stream)
+                         const BucketBuffer<float>& grads, const float* loss, Stream* stream)
     : comm(groups.dp),
       tensor_comm(groups.tp),
       world(groups.world),
       layout(layout),
       sharding(sharding),
-      grad_dtype(grad_dtype),
       grads(grads),
       loss(loss),
       stream(stream),
@@ -100,7 +99,7 @@ GradReducer::GradReducer(const Groups& groups, const ParamLayout& layout, const 
       reduced(size_t(layout.num_buckets())) {
     INVARIANT(sharding.virtual_ranks % comm.world_size == 0, "%d virtual ranks are not a multiple of %d ranks",
               sharding.virtual_ranks, comm.world_size);
-    comm.reserve(grad_dtype, largest_bucket(layout));
+    comm.reserve(sharding.grad_dtype, largest_bucket(layout));
     for (int h = 0; h < count_subtree_sums(local_virtual_ranks()); h++)
         subtree_sums.emplace_back(layout.total, "gradients of virtual ranks (--deterministic-ranks)");
 }
@@ -139,8 +138,8 @@ void GradReducer::reduce_bucket(int b, int v) {
     for (; v >> h & 1; h++) ops::accumulate_gradients(own, subtree_sums[h].data + bucket.begin, count, *stream);
     if (v + 1 < local_virtual_ranks())
         return copy_on_device(subtree_sums[h].data + bucket.begin, own, count * int64_t(sizeof(float)), *stream);
-    tickets[b] = sharding.shards > 1 ? comm.reduce_scatter(own, count, grad_dtype, *stream)
-                                     : comm.all_reduce(own, count, grad_dtype, *stream);
+    tickets[b] = sharding.shards > 1 ? comm.reduce_scatter(own, count, sharding.grad_dtype, *stream)
+                                     : comm.all_reduce(own, count, sharding.grad_dtype, *stream);
     reduced[size_t(b)] = sharding.shard_gradients;
 }
 

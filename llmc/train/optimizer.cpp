@@ -84,12 +84,11 @@ static bool offloads_master(const MemoryOptions& o) {
 }
 
 template <class floatX>
-Optimizer<floatX>::Optimizer(GPT2<floatX>& model, OptimizerConfig config, MemoryOptions options, const Groups& groups,
-                             GradDtype grad_dtype)
+Optimizer<floatX>::Optimizer(GPT2<floatX>& model, OptimizerConfig config, MemoryOptions options, const Groups& groups)
     : model(model),
       full_layout(model.config),
       config(config),
-      gradients(groups, model.layout, options, grad_dtype, model.grads, model.acts.loss, &model.stream),
+      gradients(groups, model.layout, options, model.grads, model.acts.loss, &model.stream),
       weights(model, groups.dp, options),
       master(master_elements<floatX>(model.layout, options), "fp32 master weights (--master-weights, --zero)",
              offloads_master(options)),
@@ -105,6 +104,7 @@ std::vector<MemoryItem> optimizer_memory(const GPT2Config& config, MemoryOptions
     const ParamLayout layout(config, options.virtual_ranks, options.tensor);
     const int64_t size = sizeof(float), masters = master_elements<floatX>(layout, options);
     const int64_t own = layout.total / options.shards;
+    const bool rounds = options.grad_dtype == GradDtype::bf16 && data_parallel > 1 && built_with_nccl();  // a bucket
     return {{"master weights", masters * size, offloads_master(options)},
             {"moments", 2 * MomentBuffer::element_bytes(own, options.moments), offloads_moments(options)},
             {"exponents of moments", 2 * MomentBuffer::exponent_bytes(own, options.moments)},
@@ -113,7 +113,7 @@ std::vector<MemoryItem> optimizer_memory(const GPT2Config& config, MemoryOptions
             {"partial sums", gradient_sum_bytes(layout, options, data_parallel)},
             {"Newton-Schulz", options.muon ? muon_bytes<floatX>(layout, options) : 0},
             {"received tensor", options.tensor.count > 1 ? CHUNK * size : 0},
-            {"gradients in bf16", options.bf16_gradients ? largest_bucket(layout) * int64_t(sizeof(bf16)) : 0}};
+            {"gradients in bf16", rounds ? largest_bucket(layout) * int64_t(sizeof(bf16)) : 0}};
 }
 
 template <class floatX>

@@ -107,7 +107,7 @@ struct Optimizer {
 
     // options: those of the model. groups: by default a single rank.
     Optimizer(GPT2<floatX>& model, OptimizerConfig config, MemoryOptions options = {},
-              const Groups& groups = single_rank_groups(), GradDtype grad_dtype = GradDtype::fp32);
+              const Groups& groups = single_rank_groups());
 
     // Copies a tensor from host floats in full_layout; set_shard: in the model's layout, without the shards of other
     // tensor-parallel ranks. WEIGHTS sets the master weights and the model's, which are complete after weights_loaded.

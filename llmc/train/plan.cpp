@@ -109,7 +109,7 @@ MemoryOptions memory_options_of(const Options& o, int data_parallel, int tensor_
             .shards = o.zero ? data_parallel : 1,
             .shard_gradients = o.zero >= 2,
             .shard_weights = o.zero >= 3 && data_parallel > 1,
-            .bf16_gradients = o.grad_dtype == GradDtype::bf16 && data_parallel > 1 && built_with_nccl(),
+            .grad_dtype = o.grad_dtype,
             .muon = o.optimizer == UpdateRule::muon,
             .fp8 = o.precision == Precision::fp8,
             .tensor = {tensor_index, o.tensor_parallel},
@@ -288,8 +288,7 @@ static MeasuredStep run_steps(const GPT2Config& config, int B, int T, MemoryOpti
     const OwnedStream own;
     GPT2<floatX> model(config, Purpose::train, B, T, options);
     model.stream = own;
-    Comm single_rank;  // its collectives do nothing
-    if (options.tensor.count > 1) model.tensor_ranks = &single_rank;
+    if (options.tensor.count > 1) model.tensor_ranks = &single_rank_groups().world;  // its collectives do nothing
     Optimizer<floatX> optimizer(model, {}, options);
     // A GPU is faster with zeros. A CPU is not: with drawn weights, a plan of 124M took 54 s on two busy cores for 31.
     if (!device_memory_is_host()) init_weights(optimizer, 42);

@@ -62,17 +62,16 @@ The command; `trainer.json` has all options:
 
 static SaveOptions save_options(const Run& run, const TrainerState& state, SaveResult& result) {
     const Options& o = run.options;
-    SaveOptions options;
-    options.output = o.output;
-    options.keep = {o.keep, o.keep_every, keeps_best(o)};
-    options.format = checkpoint_format(o);
-    options.model_card = model_card(run, state);
-    options.config = run.start.hf_config;
-    if (run.start.tokenizer) {
-        options.write_tokenizer = [&run](const std::string& dir) { save_tokenizer(*run.start.tokenizer, dir); };
-    }
-    options.warn = [&result](const std::string& line) { result.warnings.push_back(line); };
-    return options;
+    const auto write_tokenizer = [&run](const std::string& dir) {
+        if (run.start.tokenizer) save_tokenizer(*run.start.tokenizer, dir);
+    };
+    return {.output = o.output,
+            .keep = {o.keep, o.keep_every, keeps_best(o)},
+            .format = checkpoint_format(o),
+            .config = run.start.hf_config,
+            .write_tokenizer = write_tokenizer,
+            .model_card = model_card(run, state),
+            .warn = [&result](const std::string& line) { result.warnings.push_back(line); }};
 }
 
 // May run in a thread: it reads only what is constant in `run`. begin: when the state was gathered.

@@ -58,7 +58,7 @@ Trainer<floatX>::Trainer(const Run& run, Log& log)
       log(log),
       loader(loader_config(run, stream, false), run.data.train),
       model(run.start.config, Purpose::train, run.batch.B, run.batch.T, run.memory_options()),
-      optimizer(model, optimizer_config(run.options), run.memory_options(), run.groups, run.options.grad_dtype) {
+      optimizer(model, optimizer_config(run.options), run.memory_options(), run.groups) {
     const Options& o = run.options;
     if (!run.data.val.shards.empty())
         val_loader = std::make_unique<DataLoader>(loader_config(run, stream, true), run.data.val);

@@ -163,7 +163,7 @@ struct Training {
         : shape(shape),
           groups(groups),
           model(shape.config(), Purpose::train, shape.B, shape.T, options),
-          optimizer(model, {{0.9f, 0.95f, 3e-3f, 0.1f, uint64_t(shape.seed)}}, options, groups, GradDtype::fp32) {
+          optimizer(model, {{0.9f, 0.95f, 3e-3f, 0.1f, uint64_t(shape.seed)}}, options, groups) {
         if (groups.tp.world_size > 1) model.tensor_ranks = &groups.tp;
     }
 

@@ -31,9 +31,9 @@ struct Machine {
         write_bytes(path, text + "\n");
     }
     void check(int64_t limit, int64_t available) const {
-        const ControlGroups groups = control_groups(root.path);
+        const MemoryLimit groups = control_groups(root.path);
         CHECK(groups.limit == limit);
-        CHECK(groups.available == available);
+        CHECK(groups.left == available);
     }
 };
 
