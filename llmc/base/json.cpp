@@ -35,8 +35,7 @@ const Json& Json::at(std::string_view key) const {
 }
 
 Json& Json::operator[](std::string_view key) {
-    const auto found = std::find_if(members.rbegin(), members.rend(), [&](const auto& m) { return m.first == key; });
-    if (found != members.rend()) return found->second;
+    if (const Json* found = find(key)) return const_cast<Json&>(*found);
     type = object;
     return members.emplace_back(key, Json()).second;
 }

@@ -103,10 +103,7 @@ static LogOptions log_options(const Run& run, int64_t resume_step, const DeviceI
     options.total_steps = o.steps;
     options.resume_step = resume_step;
     options.flops_per_token = flops_per_token(run.start.config, run.batch.T);
-    options.peak_flops = peak_flops(device, run.dtype) * run.groups.world.world_size;
-    options.pause_every = {run.data.val.shards.empty() ? 0 : o.val_every,
-                           run.data.tasks.empty() ? 0 : std::max(o.val_every, o.eval_every),
-                           run.start.tokenizer ? o.sample_every : 0, o.checkpoint_every};
+    options.peak_flops = device.peak_flops(run.dtype) * run.groups.world.world_size;
     options.tensorboard = o.tensorboard;
     if (run.is_rank0() && !run.data.val.shards.empty())
         options.reference = find_reference(o.reference, json_text(info));

@@ -249,13 +249,12 @@ static std::string step_json(const LogOptions& o, double first_peak, const StepR
     return line.finished();
 }
 
-double seconds_left(const LogOptions& o, int64_t step, double step_seconds, const PauseTimes& pauses) {
-    double seconds = double(o.total_steps - step - 1) * step_seconds;
-    for (size_t kind = 0; kind < pauses.size(); kind++) {
-        const int64_t every = o.pause_every[kind];
-        if (every == 0 || pauses[kind].count == 0) continue;
-        const int64_t left = o.total_steps / every - step / every + (o.total_steps % every != 0);
-        seconds += double(left) * pauses[kind].seconds / pauses[kind].count;
+double seconds_left(int64_t total_steps, int64_t step, double step_seconds, const PauseTimes& pauses) {
+    double seconds = double(total_steps - step - 1) * step_seconds;
+    for (const PauseTime& p : pauses) {
+        if (p.count == 0) continue;
+        const int64_t left = total_steps / p.every - step / p.every + (total_steps % p.every != 0);
+        seconds += double(left) * p.seconds / p.count;
     }
     return seconds;
 }
@@ -267,7 +266,7 @@ void Log::step(const StepRecord& r) {
     mean_tokens = keep * mean_tokens + (1.0 - keep) * double(r.step_tokens);
     steps++;
     const double tokens_per_s = mean_ms > 0 ? 1e3 * mean_tokens / mean_ms : 0.0;
-    const double eta = seconds_left(options, r.step, 1e-3 * mean_ms, pauses);
+    const double eta = seconds_left(options.total_steps, r.step, 1e-3 * mean_ms, pauses);
     const bool last = r.step + 1 == options.total_steps;
     if (live) {
         line = step_line(options, r, tokens_per_s, eta, terminal_columns());

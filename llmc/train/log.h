@@ -57,12 +57,12 @@ struct LogOptions {
     bool tensorboard = false;
     Reference reference = {};                        // validations are compared with it
     double flops_per_token = 0.0, peak_flops = 0.0;  // factors of MFU; peak_flops 0: it is left out
-    std::array<int64_t, 4> pause_every = {};         // steps between two pauses of each kind; 0: there are none
 };
 
 // Kinds of work between two steps. Each is done every N steps, and after the last step.
 enum class Pause { validation, tasks, sample, save };
 struct PauseTime {
+    int64_t every = 0;     // N
     double seconds = 0.0;  // sum of all so far
     int count = 0;
 };
@@ -70,7 +70,7 @@ using PauseTimes = std::array<PauseTime, 4>;
 
 // Returns the seconds that a run still needs after `step`, with the pauses to come: without them a run that validates
 // often said 10 s and took 24.5. A kind of pause that has not occurred yet takes no time.
-double seconds_left(const LogOptions& options, int64_t step, double step_seconds, const PauseTimes& pauses);
+double seconds_left(int64_t total_steps, int64_t step, double step_seconds, const PauseTimes& pauses);
 
 struct StepRecord {
     int64_t step = 0;
@@ -140,11 +140,12 @@ struct Log {
 struct PauseTimer {
     Log& log;
     Pause kind;
+    int64_t every;
     double begin = seconds_now();
 
     ~PauseTimer() {
-        log.pauses[size_t(kind)].seconds += seconds_now() - begin;
-        log.pauses[size_t(kind)].count++;
+        PauseTime& sum = log.pauses[size_t(kind)];
+        sum = {every, sum.seconds + seconds_now() - begin, sum.count + 1};
     }
 };
 

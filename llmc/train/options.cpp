@@ -65,7 +65,8 @@ struct Parser {
     Options o;
     CLI::App app;
     std::deque<Declared> all;
-    bool in_file = false;  // values come from a file, not from the command line
+    std::vector<std::string> known;  // names of all
+    bool in_file = false;            // values come from a file, not from the command line
 
     explicit Parser(const Options& options);
 
@@ -76,7 +77,6 @@ struct Parser {
     bool has_shape() const {
         return std::ranges::any_of(all, [](auto& d) { return d.is_set() && d.kind & SHAPE; });
     }
-    std::string unknown(const std::string& name) const;
     void read_command_line(int argc, const char* const* argv);
     void read_text(const std::string& path, const std::string& text, bool saved);
     void read_saved();
@@ -182,6 +182,7 @@ void Parser::add(const char* section, unsigned kind, const char* letter, const c
             return field;
     };
     all.push_back({name, kind, option, json});
+    known.push_back(name);
     const std::string initial = all.back().value();
     const bool has_default = unit.empty() || initial.empty() || help.ends_with(']');
     option->default_str(initial)->description(help + (has_default ? "" : " [" + initial + "]"));
@@ -234,12 +235,12 @@ void Parser::read_text(const std::string& path, const std::string& text, bool sa
     // The file's cooldown belongs to its own schedule.
     const bool leaves_cooldown = schedule && schedule->is_set() && o.schedule != Decay::wsd;
     std::string directory, taken;
-    std::set<std::string> names;
+    std::set<std::string> found;
     auto items = parse_toml(text, path);
     for (auto& [name, value] : items)  // saved by version 0.3.0
         if (saved && name == "cudnn") name = "attention", value = value == "off" ? "mma" : "auto";
     for (const auto& [name, value] : items) {
-        if (!names.insert(name).second)
+        if (!found.insert(name).second)
             fail(EXIT_BAD_DATA, "%s: %s is there twice", path.c_str(), printable(name).c_str());
         if (name == "config")
             fail(EXIT_BAD_DATA, "%s: config = %s: a file names no further one; put its options here", path.c_str(),
@@ -249,7 +250,7 @@ void Parser::read_text(const std::string& path, const std::string& text, bool sa
             continue;
         }
         Declared* d = find("--" + name);
-        if (!d) fail(EXIT_BAD_DATA, "%s: %s", path.c_str(), unknown("--" + name).c_str());
+        if (!d) fail(EXIT_BAD_DATA, "%s: %s", path.c_str(), unknown_option("--" + name, known).c_str());
         if (saved) o.saved[name] = d->json().type == Json::string ? toml_quoted(value) : value;
         if (d->is_set() || (saved && d->kind & ONE_START) || (shape_is_set && d->kind & SHAPE)) continue;
         if (name == "cooldown" && leaves_cooldown) continue;
@@ -305,12 +306,6 @@ Declared* Parser::find(const std::string& name) {
     return d == all.end() ? nullptr : &*d;
 }
 
-std::string Parser::unknown(const std::string& name) const {
-    std::vector<std::string> known;
-    for (const Declared& d : all) known.push_back(d.name);
-    return unknown_option(name, known);
-}
-
 // Returns the arguments as CLI11 takes them, last first.
 static std::vector<std::string> reversed(Parser& p, const char* const* begin, const char* const* end) {
     std::vector<std::string> arguments;
@@ -344,7 +339,8 @@ void Parser::read_command_line(int argc, const char* const* argv) {
     }
     if (!o.answer.empty()) return;
     for (const std::string& extra : app.remaining()) {
-        ENSURE(extra.size() < 2 || extra[0] != '-', "%s", unknown(extra.substr(0, extra.find('='))).c_str());
+        ENSURE(extra.size() < 2 || extra[0] != '-', "%s",
+               unknown_option(extra.substr(0, extra.find('=')), known).c_str());
         ENSURE(has_inputs, "unexpected argument '%s'; %s (see --help)", extra.c_str(),
                extra.ends_with(".bin") ? "quote a pattern of shards, so that the shell leaves it as it is"
                                        : "a command comes first, values follow their option");

@@ -202,7 +202,7 @@ void Saver<floatX>::save(int64_t step, bool wait) {
     if (!saves_checkpoints(run.options) || (!wait && step == begun_step)) return;
     begun_step = step;
     const ProfileRange range("checkpoint", step);
-    const PauseTimer timer{trainer.log, Pause::save};
+    const PauseTimer timer{trainer.log, Pause::save, run.options.checkpoint_every};
     const double begin = seconds_now();
     trainer.state.health = trainer.outliers.json();
     if (wait) failures = 0;  // the last save is tried in any case

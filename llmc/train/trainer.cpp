@@ -238,7 +238,7 @@ bool Trainer<floatX>::validate(int64_t step) {
         return !stop;
     };
     const std::optional<double> loss = [&] {
-        const PauseTimer timer{log, Pause::validation};
+        const PauseTimer timer{log, Pause::validation, run.options.val_every};
         return evaluate(model, *val_loader, run.groups.dp, go_on);
     }();
     stop |= !loss;
@@ -249,7 +249,7 @@ bool Trainer<floatX>::validate(int64_t step) {
     }
     const Options& o = run.options;
     if (step % std::max<int64_t>(1, o.eval_every) == 0 || step == o.steps) {
-        const PauseTimer timer{log, Pause::tasks};
+        const PauseTimer timer{log, Pause::tasks, std::max(o.val_every, o.eval_every)};
         for (const Task& task : run.data.tasks) {
             if (stop) break;
             const auto scores = score(model, task.sequences(), !task.has_choices(), run.groups.dp, go_on);
@@ -268,7 +268,7 @@ void Trainer<floatX>::sample(int64_t step) {
     const Options& o = run.options;
     if (!together && !run.is_rank0()) return;
     const ProfileRange range("sample", step);
-    const PauseTimer timer{log, Pause::sample};
+    const PauseTimer timer{log, Pause::sample, o.sample_every};
     const Tokenizer& tokenizer = *run.start.tokenizer;
     const std::vector<int> prompt = encode_prompt(tokenizer, o.sample_prompt);
     Sampler sampler;

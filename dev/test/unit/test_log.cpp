@@ -137,20 +137,15 @@ TEST_CASE("after a higher peak is found, MFU is a fraction of that, and the line
 }
 
 TEST_CASE("the time left counts the pauses to come: every N steps, and after the last") {
-    LogOptions o = steps(100);
-    o.pause_every = {10, 20, 0, 40};  // validation, tasks, no samples, saves
-    PauseTimes pauses = {{{6.0, 3}, {5.0, 1}, {7.0, 1}, {}}};
-    CHECK(seconds_left(o, 49, 0.5, pauses) == 50 * 0.5 + 6 * 2.0 + 3 * 5.0);  // nothing is known of saves
-    pauses[size_t(Pause::save)] = {1.5, 1};
-    CHECK(seconds_left(o, 49, 0.5, pauses) == 50 * 0.5 + 6 * 2.0 + 3 * 5.0 + 2 * 1.5);  // saves at 80 and 100
-    CHECK(seconds_left(o, 99, 0.5, pauses) == 2.0 + 5.0 + 1.5);
-    o.total_steps = 95;
-    CHECK(seconds_left(o, 94, 0.5, pauses) == 2.0 + 5.0 + 1.5);
+    PauseTimes pauses = {{{10, 6.0, 3}, {20, 5.0, 1}, {}, {}}};                 // validation, tasks, no samples
+    CHECK(seconds_left(100, 49, 0.5, pauses) == 50 * 0.5 + 6 * 2.0 + 3 * 5.0);  // nothing is known of saves
+    pauses[size_t(Pause::save)] = {40, 1.5, 1};
+    CHECK(seconds_left(100, 49, 0.5, pauses) == 50 * 0.5 + 6 * 2.0 + 3 * 5.0 + 2 * 1.5);  // saves at 80 and 100
+    CHECK(seconds_left(100, 99, 0.5, pauses) == 2.0 + 5.0 + 1.5);
+    CHECK(seconds_left(95, 94, 0.5, pauses) == 2.0 + 5.0 + 1.5);
     const std::string out = output_of([] {
-        LogOptions o = steps(3);
-        o.pause_every = {1, 0, 0, 0};
-        Log log(o);
-        log.pauses[size_t(Pause::validation)] = {240.0, 2};
+        Log log(steps(3));
+        log.pauses[size_t(Pause::validation)] = {1, 240.0, 2};
         log.step(record(0, 3.0f, 1000.0));
     });
     CHECK(contains(out, "| eta 6m\n"));  // 2 steps of 1 s, 3 validations of 120 s
