@@ -267,7 +267,7 @@ struct StepBench {
         const double seconds = best_seconds([&] { step(); }, 4 * choice.budget);
         const double flop = flops_per_token(config, T) * double(B) * T;
         const DeviceInfo device = device_info();
-        const double peak = sizeof(floatX) == 4 ? device.peak_flops_fp32 : device.peak_flops_bf16;
+        const double peak = device.peak_flops(dtype_of<floatX>);
         const double mfu = peak > 0 ? flop / seconds / peak : 0.0;
         printf("%-28s %-5s %4s | %37.3f = %.0f tokens/s, MFU %.1f %%, %s\n", "the whole step",
                choice.fp8() ? "fp8" : dtype_name(dtype_of<floatX>), "", 1e3 * seconds, double(B) * T / seconds,

@@ -19,6 +19,8 @@ struct DeviceInfo {
     double peak_flops_fp32;
     std::string peak_source;   // "data sheet", "measured at start" (a lower bound), or why no peak is known
     std::string cpu_isa = {};  // instruction set of the CPU operations, a value of CPU_ISA; empty on a GPU
+
+    double peak_flops(Dtype dtype) const { return dtype == Dtype::fp32 ? peak_flops_fp32 : peak_flops_bf16; }
 };
 
 // Call this once, before all other functions here. threads: CPU threads to use, 0 = one per core.

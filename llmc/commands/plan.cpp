@@ -112,7 +112,7 @@ int run_plan(const Options& options, Dtype dtype, const Launch& launch) {
     const int64_t available = available_bytes(o),
                   done = source.resume.empty() ? 0 : read_trainer_state(source.resume).step;
     std::vector<Row> time;  // measured first: a CPU's peak, of which it has more samples, is in the table
-    add_time(time, dtype, o, source.config, batch, peak_flops(device_info(), dtype), done);
+    add_time(time, dtype, o, source.config, batch, device_info().peak_flops(dtype), done);
     DeviceInfo device = device_info();
     if (!o.memory.empty()) device.memory_bytes = available;
     std::vector<Row> rows = plan_table(dtype, o, source, batch, device, available, corpus ? &*corpus : nullptr);

@@ -36,8 +36,6 @@ enum class Purpose { train, generate, eval };
 // gelu, and 21 % longer with layer.
 enum class Recompute { none, gelu, layer };
 
-enum class GradDtype;  // parallel/comm.h
-
 // Options that change memory use: recomputation, logit chunks, master weights, and how ranks share a bucket.
 // The optimizer's state in host memory (--offload).
 enum class Offload { none, moments, master, all };
@@ -52,10 +50,10 @@ struct MemoryOptions {
     int shards = 1;                // ranks that share the optimizer's state (ZeRO-1); divides virtual_ranks
     bool shard_gradients = false;  // ZeRO-2: a rank keeps its shard of the gradients, and two layers' while it computes
     bool shard_weights = false;    // ZeRO-3: a rank keeps its shard of the weights, and two layers' while it computes
-    GradDtype grad_dtype = {};     // dtype of gradients in collectives, fp32 or bf16
-    bool muon = false;             // orthogonalizes matrices (--optimizer muon)
-    bool fp8 = false;              // the layers' matmuls of a bf16 model are in FP8 (--precision fp8)
-    TensorShard tensor = {};       // this rank's shard of each layer (--tensor-parallel)
+    Dtype grad_dtype = Dtype::fp32;  // dtype of gradients in collectives (--grad-dtype)
+    bool muon = false;               // orthogonalizes matrices (--optimizer muon)
+    bool fp8 = false;                // the layers' matmuls of a bf16 model are in FP8 (--precision fp8)
+    TensorShard tensor = {};         // this rank's shard of each layer (--tensor-parallel)
     bool sequence_parallel = false;  // tensor-parallel ranks also divide the rows of the residual stream
 };
 

@@ -12,8 +12,6 @@
 
 struct Watchdog;  // watchdog.h
 
-enum class GradDtype { fp32, bf16 };  // dtype of gradients in collectives (--grad-dtype)
-
 // The communicator of a single rank, whose collectives do nothing, and the base of the others.
 struct Comm {
     using Ticket = int64_t;
@@ -27,7 +25,7 @@ struct Comm {
     virtual ~Comm() = default;
     virtual std::string describe() const { return "one rank"; }
     // Allocates memory for gradient collectives of this dtype and at most max_count elements; to be called before.
-    virtual void reserve(GradDtype, int64_t /*max_count*/) {}
+    virtual void reserve(Dtype, int64_t /*max_count*/) {}
     // Makes one small and one large call of each collective. At the first call NCCL connects the ranks and allocates
     // device memory; without connect() this would happen after memory was measured and filled. All ranks call it.
     virtual void connect() {}
@@ -39,17 +37,17 @@ struct Comm {
 
     // Sum over all ranks, in place. all_reduce: all of x (count). reduce_scatter: this rank's shard of x; the other
     // shards become undefined. count is a multiple of world_size.
-    virtual Ticket all_reduce(float* /*x*/, int64_t /*count*/, GradDtype, Stream) { return 0; }
-    virtual Ticket reduce_scatter(float* /*x*/, int64_t /*count*/, GradDtype, Stream) { return 0; }
+    virtual Ticket all_reduce(float* /*x*/, int64_t /*count*/, Dtype, Stream) { return 0; }
+    virtual Ticket reduce_scatter(float* /*x*/, int64_t /*count*/, Dtype, Stream) { return 0; }
     // Sum activations in the same way (tensor parallelism). In bf16 the ranks send bf16; each addition is in float, and
     // its result is rounded to bf16. These sums are on the critical path, so the MPI thread polls instead of sleeping.
     virtual Ticket all_reduce(bf16* /*x*/, int64_t /*count*/, Stream) { return 0; }
     virtual Ticket reduce_scatter(bf16* /*x*/, int64_t /*count*/, Stream) { return 0; }
     virtual Ticket all_reduce(float* x, int64_t count, Stream stream) {
-        return all_reduce(x, count, GradDtype::fp32, stream);
+        return all_reduce(x, count, Dtype::fp32, stream);
     }
     virtual Ticket reduce_scatter(float* x, int64_t count, Stream stream) {
-        return reduce_scatter(x, count, GradDtype::fp32, stream);
+        return reduce_scatter(x, count, Dtype::fp32, stream);
     }
     // Copies every rank's shard of x (bytes) to all ranks.
     virtual Ticket all_gather(void* /*x*/, int64_t /*bytes*/, Stream) { return 0; }

@@ -458,11 +458,11 @@ struct MpiComm : Comm {
         });
     }
 
-    Ticket reduce_scatter(float* x, int64_t count, GradDtype dtype, Stream) override {
-        return dtype == GradDtype::bf16 ? sum_shards<bf16>(x, count, false) : sum_shards<float>(x, count, false);
+    Ticket reduce_scatter(float* x, int64_t count, Dtype dtype, Stream) override {
+        return dtype == Dtype::bf16 ? sum_shards<bf16>(x, count, false) : sum_shards<float>(x, count, false);
     }
-    Ticket all_reduce(float* x, int64_t count, GradDtype dtype, Stream) override {
-        return dtype == GradDtype::bf16 ? sum_all<bf16>(x, count, false) : sum_all<float>(x, count, false);
+    Ticket all_reduce(float* x, int64_t count, Dtype dtype, Stream) override {
+        return dtype == Dtype::bf16 ? sum_all<bf16>(x, count, false) : sum_all<float>(x, count, false);
     }
     Ticket reduce_scatter(float* x, int64_t count, Stream) override { return sum_shards<float>(x, count, true); }
     Ticket all_reduce(float* x, int64_t count, Stream) override { return sum_all<float>(x, count, true); }

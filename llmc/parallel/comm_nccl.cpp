@@ -47,7 +47,7 @@ struct NcclComm : Comm {
     Event completed[RING];  // completed[t % RING]: the end of ticket t, or of a later ticket
     Ticket issued = 0;
     Ticket ended = 0;                   // number of the issued collectives that the watchdog knows to have ended
-    DeviceBuffer<bf16> bf16_gradients;  // a bucket, rounded to be sent; with GradDtype::bf16 only
+    DeviceBuffer<bf16> bf16_gradients;  // a bucket, rounded to be sent; with Dtype::bf16 only
 
     // Two timers on the stream that waits, before and after a wait.
     struct Stall {
@@ -285,14 +285,14 @@ struct NcclComm : Comm {
         return exposed_seconds;
     }
 
-    void reserve(GradDtype dtype, int64_t max_count) override {
-        if (dtype == GradDtype::bf16 && bf16_gradients.size < max_count)
+    void reserve(Dtype dtype, int64_t max_count) override {
+        if (dtype == Dtype::bf16 && bf16_gradients.size < max_count)
             bf16_gradients = DeviceBuffer<bf16>(max_count, "gradients rounded to bf16 (--grad-dtype bf16)");
     }
 
     // Returns the bytes that a rank sends in a reduce-scatter of `count` elements. An all-reduce sends twice as many.
-    int64_t reduce_scatter_bytes(int64_t count, GradDtype dtype) const {
-        return count / world_size * (world_size - 1) * int64_t(dtype == GradDtype::bf16 ? sizeof(bf16) : sizeof(float));
+    int64_t reduce_scatter_bytes(int64_t count, Dtype dtype) const {
+        return count / world_size * (world_size - 1) * int64_t(dtype == Dtype::bf16 ? sizeof(bf16) : sizeof(float));
     }
 
     bf16* round(const float* x, int64_t count) {
@@ -310,19 +310,19 @@ struct NcclComm : Comm {
                  [&] { return ncclReduceScatter(x, own, size_t(own_count), type, ncclSum, nccl, nccl_stream); });
     }
 
-    Ticket all_reduce(float* x, int64_t count, GradDtype dtype, Stream after) override {
+    Ticket all_reduce(float* x, int64_t count, Dtype dtype, Stream after) override {
         bytes_sent += 2 * reduce_scatter_bytes(count, dtype);
         return start(after, [&] {
-            if (dtype == GradDtype::fp32) return sum_all(x, count, ncclFloat);
+            if (dtype == Dtype::fp32) return sum_all(x, count, ncclFloat);
             sum_all(round(x, count), count, ncclBfloat16);
             ops::widen_gradients(x, bf16_gradients.data, count, nccl_stream);
         });
     }
-    Ticket reduce_scatter(float* x, int64_t count, GradDtype dtype, Stream after) override {
+    Ticket reduce_scatter(float* x, int64_t count, Dtype dtype, Stream after) override {
         const int64_t own = count / world_size, at = rank * own;
         bytes_sent += reduce_scatter_bytes(count, dtype);
         return start(after, [&] {
-            if (dtype == GradDtype::fp32) return sum_shards(x, x + at, own, ncclFloat);
+            if (dtype == Dtype::fp32) return sum_shards(x, x + at, own, ncclFloat);
             bf16* const all = round(x, count);
             sum_shards(all, all + at, own, ncclBfloat16);
             ops::widen_gradients(x + at, all + at, own, nccl_stream);
@@ -331,12 +331,12 @@ struct NcclComm : Comm {
     using Comm::all_reduce;  // activations in fp32 are summed like gradients
     using Comm::reduce_scatter;
     Ticket all_reduce(bf16* x, int64_t count, Stream after) override {
-        bytes_sent += 2 * reduce_scatter_bytes(count, GradDtype::bf16);
+        bytes_sent += 2 * reduce_scatter_bytes(count, Dtype::bf16);
         return start(after, [&] { sum_all(x, count, ncclBfloat16); });
     }
     Ticket reduce_scatter(bf16* x, int64_t count, Stream after) override {
         const int64_t own = count / world_size;
-        bytes_sent += reduce_scatter_bytes(count, GradDtype::bf16);
+        bytes_sent += reduce_scatter_bytes(count, Dtype::bf16);
         return start(after, [&] { sum_shards(x, x + rank * own, own, ncclBfloat16); });
     }
     Ticket all_gather(void* x, int64_t bytes, Stream after) override {
@@ -361,8 +361,8 @@ struct NcclComm : Comm {
         const DeviceBuffer<float> x(int64_t(1 << 20) * world_size, "the first collectives");
         fill_zero(x.data, x.bytes(), stream);
         for (const int64_t count : {int64_t(world_size), x.size}) {
-            all_reduce(x.data, count, GradDtype::fp32, stream);
-            reduce_scatter(x.data, count, GradDtype::fp32, stream);
+            all_reduce(x.data, count, Dtype::fp32, stream);
+            reduce_scatter(x.data, count, Dtype::fp32, stream);
             all_gather(x.data, count * int64_t(sizeof(float)), stream);
             broadcast(x.data, count * int64_t(sizeof(float)), 0, stream);
         }

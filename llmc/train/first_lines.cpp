@@ -23,7 +23,7 @@ static Json run_info(const Run& run, const DeviceInfo& device) {
             {"command_line", o.command_line},
             {"directory", current_directory()},
             {"device", device.name},
-            {"peak_flops", peak_flops(device, run.dtype)},
+            {"peak_flops", device.peak_flops(run.dtype)},
             {"peak_source", device.peak_source},
             {"libraries", device_libraries()},
             {"precision", o.precision == Precision::fp8 ? "fp8" : dtype_name(run.dtype)},

@@ -203,7 +203,7 @@ void GradReducer::finish(RankStatus status) {
     float *squares = step_stats.data + virtual_ranks, *statuses = squares + int64_t(buckets) * virtual_ranks;
     copy_to_device(statuses + STATUS * world.rank, &host, sizeof host, *stream);
     sum_squares(squares);
-    world.wait(world.all_reduce(step_stats.data, step_stats.size, GradDtype::fp32, *stream), *stream);
+    world.wait(world.all_reduce(step_stats.data, step_stats.size, Dtype::fp32, *stream), *stream);
     fill_zero(sums.data, sums.bytes(), *stream);
     ops::accumulate_loss(sums.data, step_stats.data, virtual_ranks, 1.0f, *stream);
     ops::accumulate_loss(sums.data + 1, squares, buckets * virtual_ranks, 1.0f, *stream);

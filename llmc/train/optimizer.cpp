@@ -104,7 +104,7 @@ std::vector<MemoryItem> optimizer_memory(const GPT2Config& config, MemoryOptions
     const ParamLayout layout(config, options.virtual_ranks, options.tensor);
     const int64_t size = sizeof(float), masters = master_elements<floatX>(layout, options);
     const int64_t own = layout.total / options.shards;
-    const bool rounds = options.grad_dtype == GradDtype::bf16 && data_parallel > 1 && built_with_nccl();  // a bucket
+    const bool rounds = options.grad_dtype == Dtype::bf16 && data_parallel > 1 && built_with_nccl();  // a bucket
     return {{"master weights", masters * size, offloads_master(options)},
             {"moments", 2 * MomentBuffer::element_bytes(own, options.moments), offloads_moments(options)},
             {"exponents of moments", 2 * MomentBuffer::exponent_bytes(own, options.moments)},

@@ -222,7 +222,7 @@ static int64_t sent_bytes(Dtype dtype, const GPT2Config& config, const Options& 
     const int n = batch.world_size, virtual_ranks = std::max(o.deterministic_ranks, n);
     const int local_virtual_ranks = virtual_ranks / n, ranks = n * o.tensor_parallel;
     const ParamLayout layout(config, virtual_ranks, {0, o.tensor_parallel});
-    const int64_t gradient = o.grad_dtype == GradDtype::bf16 ? 2 : 4;
+    const int64_t gradient = o.grad_dtype == Dtype::bf16 ? 2 : 4;
     const int64_t gathered = o.zero == 0 ? gradient : dtype == Dtype::fp32 ? 4 : 2;
     // Each forward and each backward of ZeRO-3 gathers the layers, but for two that are in memory from the pass before.
     const int64_t in_pass = o.zero >= 3 ? std::max(0, config.L - 2) * layout.layer_stride : 0;
@@ -366,10 +366,6 @@ std::optional<MeasuredStep> measure_step(Dtype dtype, const GPT2Config& config, 
 
 // ---- text
 
-double peak_flops(const DeviceInfo& device, Dtype dtype) {
-    return dtype == Dtype::fp32 ? device.peak_flops_fp32 : device.peak_flops_bf16;
-}
-
 static std::string describe_schedule(const Options& o) {
     const bool decays = o.schedule != Decay::constant && o.steps > std::max<int64_t>(o.warmup_steps, 1);
     std::string end =
@@ -383,7 +379,7 @@ static std::string describe_schedule(const Options& o) {
 }
 
 static std::string describe_device(const DeviceInfo& device, Dtype dtype) {
-    const double peak = peak_flops(device, dtype);
+    const double peak = device.peak_flops(dtype);
     if (peak == 0) return format("%s; peak unknown, so no MFU: %s", device.name.c_str(), device.peak_source.c_str());
     return format("%s; peak %s TFLOP/s in %s, %s", device.name.c_str(), plain_number(peak / 1e12).c_str(),
                   dtype_name(dtype), device.peak_source.c_str());

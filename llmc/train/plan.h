@@ -115,8 +115,6 @@ std::optional<MeasuredStep> measure_step(Dtype dtype, const GPT2Config& config, 
 // the training data; null: unknown. The schedule is left out while --steps is 0.
 std::vector<Row> plan_table(Dtype dtype, const Options& options, const RunStart& source, const BatchPlan& batch,
                             const DeviceInfo& device, int64_t available, const Corpus* data);
-// Returns the FLOP/s that MFU is a fraction of: the device's peak in bf16 or in fp32; 0: unknown.
-double peak_flops(const DeviceInfo& device, Dtype dtype);
 
 // ---- checkpoints
 

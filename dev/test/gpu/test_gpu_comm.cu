@@ -34,10 +34,10 @@ static void expect(bool right, const char* what) {
 }
 
 // Adds gradients up between other work on a stream, and checks results and counters. groups_cases has the others.
-static void check_gradients(Comm& comm, int64_t count, GradDtype dtype) {
+static void check_gradients(Comm& comm, int64_t count, Dtype dtype) {
     const int n = comm.world_size;
     const int64_t own = count / n, first = comm.shard_index * own;
-    const int64_t sent = comm.bytes_sent, dtype_bytes = dtype == GradDtype::bf16 ? 2 : 4;
+    const int64_t sent = comm.bytes_sent, dtype_bytes = dtype == Dtype::bf16 ? 2 : 4;
     comm.reserve(dtype, count);
     const OwnedStream stream;
     DeviceBuffer<float> x(count, "x");
@@ -72,7 +72,7 @@ static void exchange_texts(Comm& comm) {
 }
 
 static void check_all_collectives(Comm& comm) {
-    for (const GradDtype dtype : {GradDtype::fp32, GradDtype::bf16})
+    for (const Dtype dtype : {Dtype::fp32, Dtype::bf16})
         for (const int64_t rows : {1, 3, 100}) check_gradients(comm, rows * 64 * comm.world_size, dtype);
     exchange_texts(comm);
 }
@@ -96,7 +96,7 @@ TEST_CASE("a world of one rank can make every call, and sends nothing") {
     DeviceBuffer<float> x(64, "x");
     Comm::Ticket first = 0, last = 0;
     for (int i = 0; i < 200; i++) {  // more tickets than NcclComm has events
-        last = comm->all_reduce(x.data, 64, GradDtype::fp32, stream.stream);
+        last = comm->all_reduce(x.data, 64, Dtype::fp32, stream.stream);
         if (i == 0) first = last;
     }
     comm->wait(first, stream.stream);
@@ -116,10 +116,10 @@ TEST_CASE("--grad-dtype bf16 rounds to nearest, once for one rank, in reserved m
     const OwnedStream stream;
     DeviceBuffer<float> device(count, "x");
     copy_to_device(device.data, x.data(), device.bytes(), stream.stream);
-    CHECK_THROWS_WITH_AS(comm->all_reduce(device.data, count, GradDtype::bf16, stream.stream),
+    CHECK_THROWS_WITH_AS(comm->all_reduce(device.data, count, Dtype::bf16, stream.stream),
                          doctest::Contains("4160 gradients to be rounded, memory for 0"), Error);
-    comm->reserve(GradDtype::bf16, count);
-    comm->wait(comm->all_reduce(device.data, count, GradDtype::bf16, stream.stream), stream.stream);
+    comm->reserve(Dtype::bf16, count);
+    comm->wait(comm->all_reduce(device.data, count, Dtype::bf16, stream.stream), stream.stream);
     wait_for_stream(stream.stream);
     const std::vector<float> got = to_host(device.data, count);
     int64_t wrong = 0;
@@ -152,8 +152,8 @@ TEST_CASE("ranks: after connect, no collective allocates device memory") {
         expect(connected < before, "connect allocates memory");
         expect(comm->bytes_sent == sent, "connect counts no bytes");
         for (const int64_t count : {64, 1 << 20}) {
-            comm->all_reduce(x.data, count, GradDtype::fp32, stream.stream);
-            comm->reduce_scatter(x.data, count, GradDtype::fp32, stream.stream);
+            comm->all_reduce(x.data, count, Dtype::fp32, stream.stream);
+            comm->reduce_scatter(x.data, count, Dtype::fp32, stream.stream);
             comm->all_gather(x.data, count * int64_t(sizeof(float)), stream.stream);
             comm->broadcast(x.data, count * int64_t(sizeof(float)), 0, stream.stream);
         }
@@ -171,7 +171,7 @@ TEST_CASE("ranks: exposed_seconds counts the time that a stream waits for collec
         const int64_t waits = world->waits;
         Comm::Ticket tickets[3];
         const double before = comm->exposed(comm->waits);
-        for (Comm::Ticket& ticket : tickets) ticket = comm->all_reduce(x.data, 64, GradDtype::fp32, stream.stream);
+        for (Comm::Ticket& ticket : tickets) ticket = comm->all_reduce(x.data, 64, Dtype::fp32, stream.stream);
         wait_for_device();
         expect(comm->exposed(comm->waits) == before, "no stream waited");
         comm->wait(tickets[1], stream.stream);
@@ -252,7 +252,7 @@ TEST_CASE("ranks: if one rank ends while a launch of another blocks, the watchdo
         simt::config.queue_limit = 8;
         const OwnedStream stream;
         const DeviceBuffer<float> x(64, "x");
-        comm->wait(comm->all_reduce(x.data, 64, GradDtype::fp32, stream.stream), stream.stream);
+        comm->wait(comm->all_reduce(x.data, 64, Dtype::fp32, stream.stream), stream.stream);
         for (int i = 0; i < 20; i++) simt::launch(shift_kernel, 1, 256, 0, stream.stream, x.data, 1.0f, 64);
         _exit(98);
     });
@@ -283,9 +283,7 @@ static void expect_report(const std::string& text, const std::function<void(Comm
 }
 
 TEST_CASE("ranks: a disagreement on a collective, and memory that it must not use, are reported") {
-    const auto sum = [](Comm& comm, float* x, int64_t count, Stream s) {
-        comm.all_reduce(x, count, GradDtype::fp32, s);
-    };
+    const auto sum = [](Comm& comm, float* x, int64_t count, Stream s) { comm.all_reduce(x, count, Dtype::fp32, s); };
     expect_report("rank 1 ncclBroadcast number", [&](Comm& comm, float* x, Stream s) {
         comm.rank ? void(comm.broadcast(x, 32, 0, s)) : sum(comm, x, 8, s);
     });

@@ -109,8 +109,7 @@ void check_in_flight(const std::vector<Group>& groups, int64_t rows, int round, 
     std::vector<int64_t> sent;
     for (const Group& group : groups) sent.push_back(group.comm.bytes_sent);
 
-    const Comm::Ticket of_gradients =
-        world.all_reduce(gradients.x.data, gradients.count, GradDtype::fp32, stream.stream);
+    const Comm::Ticket of_gradients = world.all_reduce(gradients.x.data, gradients.count, Dtype::fp32, stream.stream);
     std::vector<Comm::Ticket> tickets;
     for (size_t g = 0; g < groups.size(); g++) {
         tickets.push_back(groups[g].comm.all_reduce(all[g].x.data, all[g].count, stream.stream));

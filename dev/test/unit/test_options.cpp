@@ -80,7 +80,7 @@ TEST_CASE("a word of a choice is the value of its name, in the files as well") {
     const Options o = train({"--precision=fp8", "--recompute=layer", "--master-weights=off", "--grad-dtype=bf16",
                              "--optimizer=muon", "--schedule=wsd", "--on-nan=skip", "--checkpoint-async=off",
                              "--export-dtype=bf16", "--attention=wgmma", "--autotune=off", "--cuda-graph=on"});
-    CHECK((o.precision == Precision::fp8 && o.recompute == Recompute::layer && o.grad_dtype == GradDtype::bf16));
+    CHECK((o.precision == Precision::fp8 && o.recompute == Recompute::layer && o.grad_dtype == Dtype::bf16));
     CHECK((o.optimizer == UpdateRule::muon && o.schedule == Decay::wsd && o.on_nan == OnNan::skip));
     CHECK((o.export_dtype == Dtype::bf16 && o.attention == AttentionBackend::wgmma));
     CHECK((!o.master_weights && !o.checkpoint_async && !o.autotune && o.cuda_graph));
