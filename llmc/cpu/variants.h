@@ -4,8 +4,8 @@
 // variant of the best set up to isa() that has it (dispatch.cpp). Tests compare all variants with cpu::reference
 // (reference.cpp).
 //
-// Variants read neither amax nor an FP8 weight, which are up to cpu::<op>. Their sources must not emit inline functions
-// of others: of several copies the linker keeps one, perhaps one with instructions that the CPU lacks. So they are
+// Variants read neither amax nor an FP8 weight, which are up to cpu::<op>. Their sources must not emit shared inline
+// functions: the linker keeps one of several copies, perhaps one with instructions that the CPU lacks. So they are
 // compiled with -O1 at least, and test_cpu_isa.py looks for such copies.
 #pragma once
 #include "cpu/isa.h"
@@ -62,8 +62,8 @@ namespace reference {
 template <class floatX>
 double measure_peak_flops();
 
-// The highest FLOP/s of run(), which returns its FLOP. The calling thread repeats it for 0.02 s, and at least 10 times,
-// which takes longer when other programs use its core.
+// The highest FLOP/s of run(), which returns its FLOP. The calling thread repeats it for 0.02 s, and at least 10 times.
+// It takes longer when other programs use its core.
 template <class Run>
 double peak_of(const Run& run) {
     double best = 0.0;

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda/attention_routes.h"
+#include "cuda/attention_route.h"
 
 namespace gpu {
 

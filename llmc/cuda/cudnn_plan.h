@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/common.h"
-#include "cuda/attention_routes.h"
+#include "cuda/attention_route.h"
 
 #define CUDNN_CHECK(call) gpu::check_cudnn_call((call), #call, __FILE__, __LINE__)
 

@@ -35,8 +35,8 @@ struct GradReducer {
     Comm& comm;                 // data-parallel group
     Comm &tensor_comm, &world;  // tensor-parallel group; all ranks
     const ParamLayout& layout;  // made with sharding.virtual_ranks, a multiple of world_size
-    // How a step is divided among ranks. grad_dtype bf16 halves the bytes. It is for slow networks: between CPU ranks
-    // of one host, whose cores are the bottleneck, it reaches 0.82 to 0.85 of the tokens/s.
+    // How a step is divided among ranks. grad_dtype bf16 halves the bytes. It is for slow networks: CPU ranks of one
+    // host, whose cores are the bottleneck, reach 0.82 to 0.85 of the tokens/s with it.
     MemoryOptions sharding;
     const BucketBuffer<float>& grads;  // output of backward
     const float* loss;                 // (1), output of backward: the sum over micro-steps, scaled for the whole step

@@ -290,13 +290,9 @@ static constexpr std::pair<const char*, const char*> recipes[] = {
 };
 
 static std::string recipe_text(const std::string& name) {
-    std::string known;
-    for (const auto& [own_name, text] : recipes) {
-        if (name == own_name) return text;
-        known += (known.empty() ? "" : "|") + std::string(own_name);
-    }
-    fail(EXIT_USAGE, "--recipe %s is not known; give %s, or a file with --config", shell_word(name).c_str(),
-         known.c_str());
+    for (const auto& [known, text] : recipes)
+        if (name == known) return text;
+    fail(EXIT_USAGE, "--recipe %s is not known; give fast|gpt2, or a file with --config", shell_word(name).c_str());
 }
 
 // ---- the command line
