@@ -161,7 +161,7 @@ static bool starts_ranks(const Options& o, const Launch& launch) {
 
 // Chooses the device and the number of threads.
 static void start_device(const Options& o, const Launch& launch) {
-    ops::set_attention({.backend = o.attention, .deterministic = o.deterministic});
+    choose_attention(o.attention, o.deterministic);
     const int threads = choose_threads(launch.local_world_size).threads;
     check_threads(threads);
     device_init(launch.local_rank, threads);

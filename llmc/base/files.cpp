@@ -43,10 +43,11 @@ InputFile::InputFile(const std::string& path) : path(path) {
     fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // opening a pipe without a writer would block forever
     if (fd < 0) fail_errno(is_missing(errno) ? EXIT_NO_INPUT : EXIT_IO, path, "open");
     struct stat status = {};
-    fstat(fd, &status);
+    const bool is_known = fstat(fd, &status) == 0;
     size = status.st_size;
-    if (S_ISREG(status.st_mode)) return;
+    if (is_known && S_ISREG(status.st_mode)) return;
     close(fd);
+    if (!is_known) fail(EXIT_IO, "%s: cannot read its size", path.c_str());
     fail(EXIT_BAD_DATA, "%s: is not a file, but a directory, device or pipe", path.c_str());
 }
 

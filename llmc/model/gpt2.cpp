@@ -6,6 +6,10 @@
 #include "ops/ops.h"
 #include "parallel/comm.h"
 
+void choose_attention(AttentionBackend backend, bool deterministic) {
+    ops::set_attention({.backend = backend, .deterministic = deterministic});
+}
+
 template <class floatX>
 GPT2<floatX>::GPT2(const GPT2Config& config, Purpose purpose, int B, int T, MemoryOptions options)
     : layout(config, options.virtual_ranks, options.tensor),

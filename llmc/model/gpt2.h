@@ -16,6 +16,10 @@ struct Comm;  // parallel/comm.h
 // bucket, so that communication overlaps with computation.
 using BucketHook = std::function<void(int bucket)>;
 
+// Chooses what computes bf16 attention, and whether it must be deterministic. Call it before the first model. The main
+// program, which is compiled once for CPU and GPU, cannot call the device's own ops::set_attention.
+void choose_attention(AttentionBackend backend, bool deterministic);
+
 template <class floatX>
 struct GPT2 {
     ParamLayout layout;

@@ -73,7 +73,7 @@ TEST_CASE("tokenizer.json may have merges as pairs, and may lack some fields") {
 TEST_CASE("tokenizer.json: other added tokens are kept, a byte's token too, and an empty token is accepted") {
     const std::string letter = R"("added_tokens": [{"id": 64, "content": "a"}, {"id": 259, "content": "\n"},)";
     const Tokenizer with_letter = parse_one_file(replaced(small_json(), "\"added_tokens\": [", letter), "test");
-    CHECK((with_letter.byte_tokens['a'] == 64 && with_letter.byte_tokens['\n'] == 198));
+    CHECK((with_letter.byte_tokens[uint8_t('a')] == 64 && with_letter.byte_tokens[uint8_t('\n')] == 198));
     CHECK(encode(with_letter, "ab\n") == std::vector<int>{64, 65, 259});
     std::string text = replaced(small_json(), "\"<|endoftext|>\": 258", "\"<|endoftext|>\": 258,\n\"Ġ <pad>\": 259");
     const std::string pad = R"({"id": 259, "content": "Ġ <pad>", "special": true, "lstrip": true},)";
