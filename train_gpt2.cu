@@ -174,6 +174,9 @@ static Dtype compute_dtype(const Options& o) {
     ENSURE(!is_fp32 || o.master_weights,
            "--master-weights off, but --precision auto is fp32 on this device; give --precision bf16");
     if (o.precision == Precision::fp8) device_check_fp8();
+    ENSURE(o.offload == Offload::none || !device_memory_is_host(),
+           "--offload %s is for GPUs: on a CPU the optimizer's state is in host memory already; leave it out",
+           option_text(o, "offload").c_str());
     ENSURE(o.offload != Offload::master || (o.master_weights && !is_fp32),
            "--offload master: this run has no master weights (--master-weights off or --precision fp32); leave it out");
     return is_fp32 ? Dtype::fp32 : Dtype::bf16;

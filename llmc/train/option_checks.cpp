@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include "base/common.h"
-#include "base/device.h"
 #include "base/print.h"
 #include "train/options.h"
 
@@ -61,9 +60,6 @@ static void check_training(Options& o) {
            "switches it off");
     ENSURE(o.tensor_parallel == 1 || o.precision != Precision::fp8,
            "--precision fp8 does not combine with --tensor-parallel %d; give --precision bf16", o.tensor_parallel);
-    ENSURE(o.offload == Offload::none || !device_memory_is_host(),
-           "--offload %s is for GPUs: on a CPU the optimizer's state is in host memory already; leave it out",
-           option_text(o, "offload").c_str());
 }
 
 static void check_tokenize(Options& o) {
