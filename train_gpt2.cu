@@ -25,6 +25,7 @@
 #include "train/plan.h"
 #include "train/run.h"
 #include "train/saver.h"
+#include "train/start.h"
 #include "train/trainer.h"
 
 // One optimizer step on grad_accum_steps micro-batches. The host queues it, and on a GPU waits for nothing. Returns
@@ -165,21 +166,6 @@ static void start_device(const Options& o, const Launch& launch) {
     const int threads = choose_threads(launch.local_world_size).threads;
     check_threads(threads);
     device_init(launch.local_rank, threads);
-}
-
-// Returns the dtype of weights and activations with --precision. Refuses what this device does not have.
-static Dtype compute_dtype(const Options& o) {
-    const bool is_fp32 =
-        o.precision == Precision::automatic ? !device_bf16_is_faster() : o.precision == Precision::fp32;
-    ENSURE(!is_fp32 || o.master_weights,
-           "--master-weights off, but --precision auto is fp32 on this device; give --precision bf16");
-    if (o.precision == Precision::fp8) device_check_fp8();
-    ENSURE(o.offload == Offload::none || !device_memory_is_host(),
-           "--offload %s is for GPUs: on a CPU the optimizer's state is in host memory already; leave it out",
-           option_text(o, "offload").c_str());
-    ENSURE(o.offload != Offload::master || (o.master_weights && !is_fp32),
-           "--offload master: this run has no master weights (--master-weights off or --precision fp32); leave it out");
-    return is_fp32 ? Dtype::fp32 : Dtype::bf16;
 }
 
 static int run_command(const Options& o, const Launch& launch, std::unique_ptr<Comm>& comm) {

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "base/common.h"
+#include "base/device.h"
 #include "base/files.h"
 #include "base/print.h"
 #include "checkpoint/checkpoint.h"
@@ -204,6 +205,20 @@ static void check_resumed(const RunStart& start, const Options& o) try {
 } catch (const JsonError&) {
     fail(EXIT_BAD_DATA, "%s/trainer.json: an option has a value of the wrong type; the checkpoint is damaged",
          start.resume.c_str());
+}
+
+Dtype compute_dtype(const Options& o) {
+    const bool is_fp32 =
+        o.precision == Precision::automatic ? !device_bf16_is_faster() : o.precision == Precision::fp32;
+    ENSURE(!is_fp32 || o.master_weights,
+           "--master-weights off, but --precision auto is fp32 on this device; give --precision bf16");
+    if (o.precision == Precision::fp8) device_check_fp8();
+    ENSURE(o.offload == Offload::none || !device_memory_is_host(),
+           "--offload %s is for GPUs: on a CPU the optimizer's state is in host memory already; leave it out",
+           option_text(o, "offload").c_str());
+    ENSURE(o.offload != Offload::master || (o.master_weights && !is_fp32),
+           "--offload master: this run has no master weights (--master-weights off or --precision fp32); leave it out");
+    return is_fp32 ? Dtype::fp32 : Dtype::bf16;
 }
 
 RunStart find_training_start(const Options& o, const Comm& comm) {

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "base/dtype.h"
 #include "base/json.h"
 #include "checkpoint/hf.h"
 #include "text/tokenizer.h"
@@ -23,6 +24,9 @@ struct RunStart {
     std::string tokenizer_path;      // empty: no tokenizer
     std::vector<std::string> notes;  // lines to print, such as the checkpoints that were skipped
 };
+
+// Returns the dtype of weights and activations with --precision. Refuses what this device does not have.
+Dtype compute_dtype(const Options& options);
 
 // Finds where train and plan start: --resume, else --init, else the options' shape. The tokenizer is --tokenizer, or
 // that of the weights, or the one beside the data. Without --allow-other-tokenizer, refuses data of another tokenizer.
