@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <utility>
 
 #include "base/files.h"
@@ -12,6 +13,7 @@ static constexpr int64_t CHUNK_BYTES = 64 << 10;
 static constexpr int64_t LONG_DOCUMENT = 64 << 10;  // bytes; the end of longer documents is held out
 static constexpr int64_t CUT_WINDOW = 64 << 10;     // bytes in which the start of a line is searched
 static constexpr int64_t LONGEST_ROW = 1 << 30;     // bytes
+static constexpr char BAD_ROW = '?';                // for CorpusReader::last: a row that may have had brackets
 
 static bool is_one_document(const TextFile& file, const CorpusRules& rules) {
     return file.format == Format::text && rules.split == SplitAt::none;
@@ -75,7 +77,8 @@ static void open_file(CorpusReader& reader) {
     const int64_t mark = reader.input->skip_mark();
     reader.lines = 0;
     reader.train_left = INT64_MAX;
-    reader.in_array = reader.part_begun = reader.part_val = false;
+    reader.last = ' ';
+    reader.part_begun = reader.part_val = false;
     if (!is_one_document(file, reader.rules) || reader.input->peek(1).empty()) return;
     const double fraction = reader.rules.val_fraction;
     const bool chosen = begin_document(reader), few_files = double(reader.files.size()) * fraction < 1.0;
@@ -99,15 +102,24 @@ static bool read_more(CorpusReader& reader, std::string& bytes) {
 
 static int64_t count_lines(std::string_view text) { return std::count(text.begin(), text.end(), '\n'); }
 
+// Passes [ , ] or { for an object, which JSON must allow after reader.last.
+static void pass(CorpusReader& reader, char next) {
+    constexpr std::string_view pairs = " [| {|[{|[]|,{|{,|{]";
+    if (reader.last != BAD_ROW && pairs.find(std::string{reader.last, next}) == pairs.npos)
+        fail(EXIT_BAD_DATA, "%s:%lld: is not valid JSON: a %c at a wrong place, or without a comma before it",
+             reader.files[reader.file].path.c_str(), static_cast<long long>(reader.lines + 1), next);
+    if (next != '{' || strchr("[,", reader.last)) reader.last = next == ']' ? ' ' : next;
+}
+
 // Where the next JSON object starts, after white space and the commas and brackets of an array. Anything else is a bad
 // row, up to the end of its line.
 static size_t skip_to_object(CorpusReader& reader, std::string_view text, size_t at) {
     const size_t begin = std::min(text.find_first_not_of(" \t\r\n[],", at), text.size());
-    const std::string_view between = text.substr(at, begin - at);
-    const size_t bracket = between.find_last_of("[]");
-    if (bracket != between.npos) reader.in_array = between[bracket] == '[';
-    if (begin < text.size() && text[begin] != '{') reader.in_array = false;  // a bad row may have the end
-    reader.lines += count_lines(between);
+    for (const char c : text.substr(at, begin - at)) {
+        reader.lines += c == '\n';
+        if (c == '[' || c == ',' || c == ']') pass(reader, c);
+    }
+    if (begin < text.size() && text[begin] != '{') reader.last = BAD_ROW;
     return begin;
 }
 
@@ -124,8 +136,9 @@ static size_t list_documents(CorpusReader& reader, Chunk& chunk, bool at_end) {
     for (size_t begin = 0;;) {
         if (format == Format::json) begin = skip_to_object(reader, text, begin);
         auto [end, next] = next_border(text, begin, format, reader.rules.split);
+        if (format == Format::json && next != text.npos && text[begin] == '{') pass(reader, '{');
         if (next == text.npos) {
-            if (at_end && begin == text.size() && reader.in_array)
+            if (at_end && begin == text.size() && reader.last != ' ' && reader.last != BAD_ROW)
                 fail(EXIT_BAD_DATA, "%s: is not valid JSON: the ] of its array is missing; it may be cut off",
                      chunk.file->path.c_str());
             if (!at_end || begin == text.size()) return begin;

@@ -73,7 +73,7 @@ struct CorpusReader {
     std::optional<TextStream> input = {};       // the current file; none: the next one is still to be opened
     std::string rest = {};                      // bytes that were read, but not yet returned
     int64_t lines = 0;                          // lines of the file returned so far
-    bool in_array = false;                      // an array of JSON objects has begun, and not ended
+    char last = ' ';                            // JSON: [ , or { (an object) came last in an array; a space: outside
     int64_t train_left = 0;                     // bytes before the held-out end of the file; INT64_MAX: it has none
     bool part_begun = false, part_val = false;  // state of a file that is one document
 };
