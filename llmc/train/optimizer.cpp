@@ -138,6 +138,8 @@ void Optimizer<floatX>::set_shard(Slot slot, Param p, int l, const float* values
     const bool converts = is_converted(slot);
     float* const to = converts ? model.g(p, l) : floats(slot) ? floats(slot) + at : nullptr;
     if (!to) return;
+    // The last block of a moment goes beyond the tensor's end: what the gradients' memory has there is no value.
+    if (converts) fill_zero(to + count, (round_up(count, FLAT_ALIGN) - count) * int64_t(sizeof(float)), model.stream);
     copy_to_device(to, own, count * int64_t(sizeof(float)), model.stream);
     if (converts) ops::store_moment(state(slot, at), to, which(slot), round_up(count, FLAT_ALIGN), model.stream);
     wait_for_stream(model.stream);

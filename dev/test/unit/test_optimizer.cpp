@@ -1,5 +1,5 @@
-// test_optimizer.cpp: tests that a step with a gradient that is not finite never changes the weights, and what the
-// steps after it do.
+// test_optimizer.cpp: tests that a step with a gradient that is not finite never changes the weights, what the steps
+// after it do, and that loaded moments do not depend on the gradients.
 #include "train/optimizer.h"
 
 #include <algorithm>
@@ -11,7 +11,8 @@ struct SmallOptimizer {
     GPT2<float> model{{16, 64, 1, 1, 16}, Purpose::train, 1, 16};
     Optimizer<float> optimizer;
 
-    explicit SmallOptimizer(bool skip_nan) : optimizer(model, OptimizerConfig{{}, skip_nan}) {
+    explicit SmallOptimizer(bool skip_nan, MomentDtype moments = MomentDtype::fp32)
+        : optimizer(model, OptimizerConfig{{}, skip_nan}, {.moments = moments}) {
         init_weights(optimizer, 42);
         optimizer.weights_loaded();
     }
@@ -41,4 +42,14 @@ TEST_CASE("after a step that is not finite only --on-nan skip goes on") {
         CHECK(small.step(0.5f, 3) == skip_nan);
         CHECK_FALSE(small.step(INFINITY, 4));
     }
+}
+
+TEST_CASE("a moment that is loaded is in a block with zeros, whatever the gradients' memory has beyond its tensor") {
+    SmallOptimizer small(false, MomentDtype::block8);
+    const std::vector<float> values(16, 0.5f);
+    std::vector<float> read(16);
+    std::fill_n(small.model.grads.memory.data, small.model.layout.total, 1e30f);
+    small.optimizer.set_state(FIRST_MOMENT, ln1b, 0, values.data());
+    small.optimizer.get_state(read.data(), FIRST_MOMENT, ln1b, 0);
+    CHECK(read == values);
 }
