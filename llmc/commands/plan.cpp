@@ -61,34 +61,32 @@ static std::string describe_disk(const Options& o, const GPT2Config& config) {
     return text;
 }
 
-// The table of --fits: for each model the cheapest options that fit, and their tokens/s.
-static std::vector<Row> fits_table(const Options& o, Dtype dtype, const GPT2Config& given, int world_size) {
-    const int64_t available = available_bytes(o);
+// The table of --fits: for each model the cheapest options that fit, and their tokens/s. If no model fits, a smaller
+// one.
+static std::vector<Row> fits_table(const Options& o, Dtype dtype, const GPT2Config& given, int world_size,
+                                   const Room& room) {
     const int ranks = count_data_parallel(world_size, o.tensor_parallel, given.NH);
-    std::vector<Row> rows = {{"memory", human_bytes(available) + (world_size > 1 ? " per rank" : "")}};
+    std::vector<Row> rows = {{"memory", human_bytes(room.device) + (world_size > 1 ? " per rank" : "")}};
     const std::vector<std::string> names = {"d12", "d24", "d36", "d48"};
+    bool one_fits = false;
     for (const std::string& name : o.default_model ? names : std::vector<std::string>{""}) {
         GPT2Config config = name.empty() ? given : config_by_name(name);
         config.V = given.V;
         const int T = o.seq_len ? o.seq_len : config.max_T;
         config.max_T = std::max(config.max_T, T);
-        const SavingSet set = cheapest_savings(
-            memory_options_of(o, ranks), ranks,
-            [&](const MemoryOptions& options) {
-                return device_bytes(training_memory(dtype, config, plan_batch(1, T, 0, ranks), options));
-            },
-            available);
-        const bool fits = set.bytes <= available;
-        const int B = fits ? largest_micro_batch(dtype, config, T, o.global_batch, ranks, set.options, available) : 1;
+        const SavingSet set = cheapest_savings(dtype, o, config, ranks, room);
+        one_fits |= set.missing == 0;
+        const int B = largest_micro_batch(dtype, config, T, o.global_batch, ranks, set.options, room.device);
         const int64_t bytes = device_bytes(training_memory(dtype, config, plan_batch(B, T, 0, ranks), set.options));
         const int64_t offloaded = offloaded_bytes(dtype, config, set.options, ranks);
         const std::string bus = offloaded ? format(" but for %.0f ms a step", 1e3 * bus_seconds(offloaded)) : "";
         rows.push_back({name.empty() ? "model" : name,
                         format("%s%s, %.0f %% of the fastest tokens/s%s: %s--micro-batch %d%s",
-                               fits ? "" : "does not fit; at least ", human_bytes(bytes).c_str(),
+                               set.missing ? "does not fit; at least " : "", human_bytes(bytes).c_str(),
                                100.0 * relative_speed(config, T, set.options.recompute), bus.c_str(),
                                name.empty() ? "" : ("--model " + name + " ").c_str(), B, set.text.c_str())});
     }
+    if (!one_fits) rows.push_back({"instead", advise_memory(dtype, o, given, {1, given.max_T, ranks, 1, 0}, room)});
     return rows;
 }
 
@@ -100,8 +98,10 @@ int run_plan(const Options& options, Dtype dtype, const Launch& launch) {
     Options o = options;
     const RunStart source = find_training_start(o, Comm());
     const int world_size = o.ranks == -1 ? device_count() : o.ranks > 0 ? o.ranks : launch.world_size;
-    if (o.fits) return print_rows(fits_table(o, dtype, source.config, world_size)), 0;
-    const BatchPlan batch = resolve_batch(o, dtype, source.config, single_rank_groups(), world_size, 1);
+    // CPU ranks are planned as on machines of their own (docs/distributed.md).
+    const int local_ranks = device_memory_is_host() ? 1 : std::min(world_size, device_count());
+    if (o.fits) return print_rows(fits_table(o, dtype, source.config, world_size, find_room(o, local_ranks))), 0;
+    const BatchPlan batch = resolve_batch(o, dtype, source.config, single_rank_groups(), world_size, local_ranks);
     const int T = batch.T;
     std::optional<Corpus> corpus;
     if (!o.train_data.empty()) {
@@ -109,13 +109,13 @@ int run_plan(const Options& options, Dtype dtype, const Launch& launch) {
         check_vocabulary(*corpus, "--train-data", source, o);
     }
     if (corpus || o.steps > 0) resolve_steps(o, corpus ? corpus->num_windows * T / batch.tokens_per_step : 0);
-    const int64_t available = available_bytes(o),
-                  done = source.resume.empty() ? 0 : read_trainer_state(source.resume).step;
+    const Room room = find_room(o, local_ranks);
+    const int64_t done = source.resume.empty() ? 0 : read_trainer_state(source.resume).step;
     std::vector<Row> time;  // measured first: a CPU's peak, of which it has more samples, is in the table
     add_time(time, dtype, o, source.config, batch, device_info().peak_flops(dtype), done);
     DeviceInfo device = device_info();
-    if (!o.memory.empty()) device.memory_bytes = available;
-    std::vector<Row> rows = plan_table(dtype, o, source, batch, device, available, corpus ? &*corpus : nullptr);
+    if (!o.memory.empty()) device.memory_bytes = room.device;
+    std::vector<Row> rows = plan_table(dtype, o, source, batch, device, room, corpus ? &*corpus : nullptr);
     if (device_memory_is_host()) rows.push_back({"threads", describe_threads()});
     const double flops = flops_per_token(source.config, T);
     rows.push_back({"work", plain_number(flops / 1e9, 4) + " GFLOP per token, " +

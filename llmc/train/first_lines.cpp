@@ -138,7 +138,7 @@ static std::vector<Row> first_table(const Run& run, const Launch& launch, const 
                                     const Reference& reference) {
     const Options& o = run.options;
     std::vector<Row> rows = plan_table(run.dtype, o, run.start, run.batch, device,
-                                       device_bytes_free(std::max(1, launch.local_world_size)), &run.data.train);
+                                       find_room(o, std::max(1, launch.local_world_size)), &run.data.train);
     if (device_memory_is_host()) rows.push_back({"threads", describe_threads(launch.local_world_size)});
     rows.push_back({"launcher", describe_launch(launch)});
     const std::vector<std::string> names = run.groups.world.all_gather_text(host_name());

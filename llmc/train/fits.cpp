@@ -1,14 +1,16 @@
-// fits.cpp: finds the cheapest set of options with which training fits into memory: for `plan --fits`, and for the
-// advice where a run does not fit.
+// fits.cpp: finds the cheapest set of options with which training fits into memory, or the largest model: for
+// `plan --fits`, and for the advice where a run does not fit.
 
 #include <cmath>
 #include <cstdlib>
+#include <limits>
 #include <utility>
 #include <vector>
 
 #include "base/common.h"
 #include "base/device.h"
 #include "model/mfu.h"
+#include "train/options.h"
 #include "train/plan.h"
 
 namespace {
@@ -27,23 +29,33 @@ static bool raise_to(T& field, T value) {
     return true;
 }
 
-static bool share_all(MemoryOptions& o, int world_size) {
-    if (world_size == 1 || o.shard_weights) return false;
+template <int stage>
+static bool share(MemoryOptions& o, int world_size) {
+    const int before = o.shard_weights ? 3 : o.shard_gradients ? 2 : o.shards > 1 ? 1 : 0;
+    if (world_size == 1 || before >= stage) return false;
     o.shards = world_size;
-    return o.shard_gradients = o.shard_weights = true;
+    o.shard_gradients = stage >= 2, o.shard_weights = stage >= 3;
+    return true;
 }
 
-// The cheapest first. Values of the same option are neighbours, and a later one saves more. 6 layers of 768 channels
-// took as long with each as without (AMD EPYC, Zen 5), but for --recompute layer.
+template <Offload state>
+static bool offload(MemoryOptions& o, int) {
+    return !device_memory_is_host() && raise_to(o.offload, state);
+}
+
+// The cheapest first. A later value of an option saves more. 6 layers of 768 channels took as long with each as without
+// (AMD EPYC, Zen 5), but for --recompute layer. --zero 1 sends no more than 0, and 2 more if there are micro-steps.
 static const Saving savings[] = {
+    {"--zero", "1", share<1>},
     {"--logit-chunks", "8", [](MemoryOptions& o, int) { return raise_to(o.logit_chunks, 8); }},
     {"--recompute", "gelu", [](MemoryOptions& o, int) { return raise_to(o.recompute, Recompute::gelu); }},
+    {"--zero", "2", share<2>},
     {"--recompute", "layer", [](MemoryOptions& o, int) { return raise_to(o.recompute, Recompute::layer); }},
-    {"--zero", "3", share_all},
+    {"--zero", "3", share<3>},
     {"--moments", "8bit", [](MemoryOptions& o, int) { return raise_to(o.moments, MomentDtype::block8); }},
     {"--master-weights", "off", [](MemoryOptions& o, int) { return std::exchange(o.master_weights, false); }},
-    {"--offload", "all",
-     [](MemoryOptions& o, int) { return !device_memory_is_host() && raise_to(o.offload, Offload::all); }},
+    {"--offload", "moments", offload<Offload::moments>},
+    {"--offload", "all", offload<Offload::all>},
 };
 
 // Adds the savings whose bits are set in `mask`.
@@ -51,7 +63,7 @@ static SavingSet add_savings(MemoryOptions options, int world_size, size_t mask)
     std::vector<std::pair<std::string, std::string>> added;
     for (size_t i = 0; i < std::size(savings); i++) {
         if (!(mask >> i & 1) || !savings[i].add(options, world_size)) continue;
-        if (!added.empty() && added.back().first == savings[i].name) added.pop_back();
+        std::erase_if(added, [&](const auto& before) { return before.first == savings[i].name; });
         added.emplace_back(savings[i].name, savings[i].value);
     }
     std::string text;
@@ -60,14 +72,40 @@ static SavingSet add_savings(MemoryOptions options, int world_size, size_t mask)
 }
 
 SavingSet cheapest_savings(const MemoryOptions& options, int world_size,
-                           const std::function<int64_t(const MemoryOptions&)>& bytes, int64_t available) {
-    const size_t all = (size_t(1) << std::size(savings)) - 1;
-    const int64_t least = bytes(add_savings(options, world_size, all).options);
-    for (size_t mask = 0;; mask++) {  // the dearest option of a set is its highest bit
+                           const std::function<int64_t(const MemoryOptions&)>& missing) {
+    SavingSet best = {"", options, std::numeric_limits<int64_t>::max()};
+    // The dearest option of a set is its highest bit.
+    for (size_t mask = 0; best.missing > 0 && mask >> std::size(savings) == 0; mask++) {
         SavingSet set = add_savings(options, world_size, mask);
-        set.bytes = bytes(set.options);
-        if (set.bytes <= std::max(available, least)) return set;
+        set.missing = missing(set.options);
+        if (set.missing < best.missing) best = set;
     }
+    return best;
+}
+
+std::string smaller_model(const Options& o, const GPT2Config& config,
+                          const std::function<SavingSet(const GPT2Config&)>& cheapest) {
+    if (o.resume || !o.init.empty()) return "";
+    const bool named = o.layers == 0 && !o.default_model;
+    for (const char* name : {"d36", "d24", "d12"}) {
+        GPT2Config other = config_by_name(name);
+        other.V = config.V;
+        other.max_T = std::max(other.max_T, o.seq_len);
+        if (!named || other.NH % o.tensor_parallel || count_parameters(other) >= count_parameters(config)) continue;
+        if (const SavingSet set = cheapest(other); set.missing == 0) return format(" --model %s", name) + set.text;
+    }
+    std::string text;
+    const int N = o.tensor_parallel;
+    for (int fits = 0, too_many = config.NH / N; too_many - fits > 1;) {
+        GPT2Config shape = config;
+        const int middle = (fits + too_many) / 2;
+        shape.NH = middle * N;
+        shape.C = config.C / config.NH * shape.NH, shape.L = std::max(1, config.L * shape.NH / config.NH);
+        const SavingSet set = cheapest(shape);
+        (set.missing ? too_many : fits) = middle;
+        if (!set.missing) text = format(" --layers %d --heads %d --channels %d", shape.L, shape.NH, shape.C) + set.text;
+    }
+    return text.empty() || !named ? text : text + " in place of --model " + o.model;
 }
 
 // --recompute layer repeats a layer's forward up to fcproj: matrices of 8 C^2 elements, and attention.

@@ -72,8 +72,8 @@ static void check_virtual_ranks(const Options& o, const BatchPlan& batch) {
            static_cast<long long>(round_up<int64_t>(batch.tokens_per_step, least)));
 }
 
-int64_t available_bytes(const Options& o, int local_ranks) {
-    return o.memory.empty() ? device_bytes_free(local_ranks) : parse_memory(o.memory);
+Room find_room(const Options& o, int local_ranks) {
+    return {o.memory.empty() ? device_bytes_free(local_ranks) : parse_memory(o.memory), local_ranks};
 }
 
 static void load_libraries(Dtype dtype, const GPT2Config& config);
@@ -85,8 +85,14 @@ BatchPlan resolve_batch(Options& o, Dtype dtype, const GPT2Config& config, const
     check_tensor_parallel(o, config, T, world_size);
     if (o.micro_batch == 0) {
         load_libraries(dtype, config);
-        o.micro_batch = largest_micro_batch(dtype, config, T, o.global_batch, data_parallel,
-                                            memory_options_of(o, data_parallel), available_bytes(o, local_ranks));
+        const BatchPlan one = {1, T, data_parallel, 1, 0};
+        const MemoryOptions options = memory_options_of(o, data_parallel);
+        const Room room = find_room(o, local_ranks);
+        const std::string advice = advise_memory(dtype, o, config, one, room);
+        ENSURE(advice.empty(), "--micro-batch auto: one sequence of %d tokens needs %s, but only %s are free; %s", T,
+               human_bytes(device_bytes(training_memory(dtype, config, one, options))).c_str(),
+               human_bytes(room.device).c_str(), advice.c_str());
+        o.micro_batch = largest_micro_batch(dtype, config, T, o.global_batch, data_parallel, options, room.device);
         for (const std::string& other : groups.world.all_gather_text(std::to_string(o.micro_batch)))
             o.micro_batch = std::min(o.micro_batch, std::stoi(other));
     }
@@ -147,21 +153,49 @@ int64_t device_bytes(const std::vector<MemoryItem>& items, bool own_memory) {
     return total;
 }
 
-std::string advise_memory(Dtype dtype, const GPT2Config& config, const BatchPlan& batch, const MemoryOptions& options,
-                          int64_t available, const std::string& command) {
-    const auto bytes = [&](int B, const MemoryOptions& o) {
-        return device_bytes(training_memory(dtype, config, {B, batch.T, batch.world_size, 1, 0}, o));
-    };
-    if (bytes(batch.B, options) <= available) return "";
-    const SavingSet set = cheapest_savings(
-        options, batch.world_size, [&](const MemoryOptions& o) { return bytes(1, o); }, available);
-    const std::string added = (batch.B > 1 ? " --micro-batch auto" : "") + set.text;
-    if (set.bytes <= available) return "try" + (command.empty() ? "" : " " + command) + added;
+// Returns the bytes of state that the ranks of this machine have in its memory.
+static int64_t host_bytes(Dtype dtype, const GPT2Config& config, const MemoryOptions& options, int world_size,
+                          int local_ranks) {
+    return local_ranks * offloaded_bytes(dtype, config, options, world_size);
+}
+
+int64_t missing_bytes(Dtype dtype, const GPT2Config& config, const BatchPlan& batch, const MemoryOptions& options,
+                      const Room& room) {
+    const int64_t device = device_bytes(training_memory(dtype, config, batch, options)) - room.device;
+    const int64_t host =
+        options.offload == Offload::none
+            ? 0
+            : host_bytes(dtype, config, options, batch.world_size, room.local_ranks) - host_bytes_free();
+    return std::max<int64_t>(0, device) + std::max<int64_t>(0, host);
+}
+
+SavingSet cheapest_savings(Dtype dtype, const Options& o, const GPT2Config& config, int ranks, const Room& room) {
+    const BatchPlan one = {1, o.seq_len ? o.seq_len : config.max_T, ranks, 1, 0};
+    return cheapest_savings(memory_options_of(o, ranks), ranks, [&](const MemoryOptions& options) {
+        return missing_bytes(dtype, config, one, options, room);
+    });
+}
+
+std::string advise_memory(Dtype dtype, const Options& o, const GPT2Config& config, const BatchPlan& batch,
+                          const Room& room) {
+    const int ranks = batch.world_size;
+    if (missing_bytes(dtype, config, batch, memory_options_of(o, ranks), room) == 0) return "";
+    const auto cheapest = [&](const GPT2Config& c) { return cheapest_savings(dtype, o, c, ranks, room); };
+    const SavingSet set = cheapest(config);
+    const std::string auto_batch = batch.B > 1 ? " --micro-batch auto" : "", added = auto_batch + set.text;
+    if (set.missing == 0) return "try " + o.command_line + added;
+    const MemoryOptions& options = set.options;
+    std::string text = human_bytes(device_bytes(training_memory(dtype, config, {1, batch.T, ranks, 1, 0}, options))) +
+                       (options.offload == Offload::none
+                            ? ""
+                            : format(", and %s of this machine, ",
+                                     human_bytes(host_bytes(dtype, config, options, ranks, room.local_ranks)).c_str()));
+    text += " are needed" + (added.empty() ? "" : " with" + added);
+    const std::string smaller = smaller_model(o, config, cheapest);
+    if (!smaller.empty()) return text + "; a smaller model fits: try " + o.command_line + auto_batch + smaller;
     // CPU ranks share the memory of their machine, so more of them on it do not help.
-    const std::string more = device_memory_is_host() ? "more machines" : "more ranks";
-    return format("%s are needed%s%s; try a smaller model, or %s%s", human_bytes(set.bytes).c_str(),
-                  added.empty() ? "" : " with", added.c_str(), options.shard_weights ? "" : "--zero 3 on ",
-                  more.c_str());
+    return text + format("; try a smaller model, or %s%s", options.shard_weights ? "" : "--zero 3 on ",
+                         device_memory_is_host() ? "more machines" : "more ranks");
 }
 
 int largest_micro_batch(Dtype dtype, const GPT2Config& config, int seq_len, int64_t global_batch, int world_size,
@@ -173,9 +207,6 @@ int largest_micro_batch(Dtype dtype, const GPT2Config& config, int seq_len, int6
     };
     const int64_t most_tokens = own_memory ? MOST_TOKENS : MOST_TOKENS_ON_CPU;
     const int64_t most_bytes = own_memory ? available : available - available / 10;
-    ENSURE(bytes(1) <= available, "--micro-batch auto: one sequence of %d tokens needs %s, but only %s are free; %s",
-           seq_len, human_bytes(bytes(1)).c_str(), human_bytes(available).c_str(),
-           advise_memory(dtype, config, plan_batch(1, seq_len, 0, world_size), options, available).c_str());
     int largest = 1;
     for (int B = 2; int64_t(B) * seq_len <= most_tokens && bytes(B) <= most_bytes; B++)
         if (global_batch == 0 || (B <= sequences && sequences % B == 0)) largest = B;
@@ -183,14 +214,13 @@ int largest_micro_batch(Dtype dtype, const GPT2Config& config, int seq_len, int6
 }
 
 std::string memory_advice(Command command, const std::string& purpose) {
-    for (const char* of_model : {"weights", "gradients", "moments"})
-        if (purpose.find(of_model) != purpose.npos)
-            return "the model is too large for this machine; lower --layers or --channels";
-    if (command == Command::eval) return "lower --micro-batch or --seq-len";
-    if (command == Command::generate)
+    const std::string names[] = {"weights", "gradients", "moments"};
+    const bool of_model = std::ranges::any_of(names, [&](auto& name) { return purpose.find(name) != purpose.npos; });
+    if (command == Command::generate || (command == Command::eval && of_model))
         return std::string("free memory, or try ") +
                (device_memory_is_host() ? "a machine with more" : "--tensor-parallel on more ranks");
-    return "lower --micro-batch, or try --recompute or --logit-chunks";
+    if (command == Command::eval) return "lower --micro-batch or --seq-len";
+    return std::string(of_model ? "" : "lower --micro-batch, or ") + "try the options that plan --fits names";
 }
 
 // ---- bytes sent
@@ -413,14 +443,26 @@ static std::string describe_batch(const BatchPlan& batch, int tensor_parallel) {
                   counted(batch.grad_accum_steps, "micro-step").c_str());
 }
 
+// Returns the bytes of the copy from which this run's checkpoints are written, and whether it fits beside the run.
+static std::pair<int64_t, bool> saved_copy(Dtype dtype, const GPT2Config& config, const BatchPlan& batch,
+                                           const Options& o, const Room& room) {
+    const MemoryOptions options = memory_options_of(o, batch.world_size);
+    const int64_t copy = saved_copy_bytes(o, config, 0);
+    const int64_t left =
+        device_memory_is_host()
+            ? room.local_ranks * (room.device - device_bytes(training_memory(dtype, config, batch, options)))
+            : host_bytes_free() - host_bytes(dtype, config, options, batch.world_size, room.local_ranks);
+    return {copy, saved_copy_fits(copy, left)};
+}
+
 // "35.0 GiB of 22.9 GiB available: weights 2.90 GiB, gradients 475 MiB, ...; does not fit: try ./train_gpt2 ..."
 static std::string describe_memory(Dtype dtype, const GPT2Config& config, const BatchPlan& batch, const Options& o,
-                                   int64_t available) {
+                                   const Room& room) {
     const MemoryOptions options = memory_options_of(o, batch.world_size);
     const std::vector<MemoryItem> memory = training_memory(dtype, config, batch, options);
     const bool several = batch.world_size * options.tensor.count > 1;
     std::string text = human_bytes(device_bytes(memory)) + (several ? " per rank" : "");
-    if (available > 0) text += format(" of %s available", human_bytes(available).c_str());
+    if (room.device > 0) text += format(" of %s available", human_bytes(room.device).c_str());
     const char* separator = ": ";
     for (const MemoryItem& item : memory) {
         if (item.bytes == 0) continue;
@@ -428,39 +470,44 @@ static std::string describe_memory(Dtype dtype, const GPT2Config& config, const 
         text += format("%s%s %s%s", separator, item.purpose, human_bytes(item.bytes).c_str(), where);
         separator = ", ";
     }
-    if (available == 0) return text;
-    const int64_t copy = saved_copy_bytes(o, config, 0);
-    const int64_t left = device_memory_is_host() ? available - device_bytes(memory) : host_bytes_free();
-    if (copy > 0 && saved_copy_fits(copy, left))
-        text += format("; a copy of the state while it is saved %s", human_bytes(copy).c_str());
-    const std::string advice = advise_memory(dtype, config, batch, options, available, o.command_line);
+    if (room.device == 0) return text;
+    if (const auto [copy, fits] = saved_copy(dtype, config, batch, o, room); copy > 0)
+        text += (fits ? "; a copy of the state while it is saved "
+                      : "; training waits for saves: no memory for a copy of ") +
+                human_bytes(copy);
+    const std::string advice = advise_memory(dtype, o, config, batch, room);
     return text + (advice.empty() ? "" : "; does not fit: " + advice);
 }
 
-static std::string describe_offload(Dtype dtype, const GPT2Config& config, const Options& o, const BatchPlan& batch) {
+static std::string describe_offload(Dtype dtype, const GPT2Config& config, const Options& o, const BatchPlan& batch,
+                                    const Room& room) {
     const int64_t bytes = offloaded_bytes(dtype, config, memory_options_of(o, batch.world_size), batch.world_size);
-    return format("%s of state in host memory, of which %s are free: %.0f ms of an update at 25 GB/s (PCIe 4.0 x16)",
-                  human_bytes(bytes).c_str(), human_bytes(host_bytes_free()).c_str(), 1e3 * bus_seconds(bytes));
+    std::string text = human_bytes(room.local_ranks * bytes) + " of state in host memory";
+    if (room.local_ranks > 1) text += format(" (%d ranks x %s)", room.local_ranks, human_bytes(bytes).c_str());
+    if (const auto [copy, fits] = saved_copy(dtype, config, batch, o, room); copy > 0 && fits)
+        text += format(" and %s for its copy while it is saved", human_bytes(copy).c_str());
+    return format("%s, of which %s are free: %.0f ms of an update at 25 GB/s (PCIe 4.0 x16)", text.c_str(),
+                  human_bytes(host_bytes_free()).c_str(), 1e3 * bus_seconds(bytes));
 }
 
 std::vector<Row> plan_table(Dtype dtype, const Options& o, const RunStart& source, const BatchPlan& batch,
-                            const DeviceInfo& device, int64_t available, const Corpus* data) {
+                            const DeviceInfo& device, Room room, const Corpus* data) {
+    room.device = std::min(room.device, device.memory_bytes);
     const std::string start = !source.resume.empty()    ? "resumed from " + source.resume
                               : !source.weights.empty() ? "weights of " + source.weights
                                                         : "GPT-2's initialization, seed " + std::to_string(o.seed);
     const std::string tokenizer = source.tokenizer
                                       ? source.tokenizer_path + ", " + counted(source.tokenizer->vocab_size(), "token")
                                       : "none beside the data (--tokenizer): no samples, and none in checkpoints";
-    std::vector<Row> rows = {
-        {"model", describe_model(source.config)},
-        {"start", start},
-        {"tokenizer", tokenizer},
-        {"batch", describe_batch(batch, o.tensor_parallel)},
-        {"precision", describe_precision(o, dtype)},
-        {"libraries", device_libraries()},
-        {"device", describe_device(device, dtype)},
-        {"memory", describe_memory(dtype, source.config, batch, o, std::min(available, device.memory_bytes))}};
-    if (o.offload != Offload::none) rows.push_back({"offload", describe_offload(dtype, source.config, o, batch)});
+    std::vector<Row> rows = {{"model", describe_model(source.config)},
+                             {"start", start},
+                             {"tokenizer", tokenizer},
+                             {"batch", describe_batch(batch, o.tensor_parallel)},
+                             {"precision", describe_precision(o, dtype)},
+                             {"libraries", device_libraries()},
+                             {"device", describe_device(device, dtype)},
+                             {"memory", describe_memory(dtype, source.config, batch, o, room)}};
+    if (o.offload != Offload::none) rows.push_back({"offload", describe_offload(dtype, source.config, o, batch, room)});
     if (data) rows.push_back({"data", describe_corpus(*data, batch.tokens_per_step / batch.T)});
     if (o.steps > 0) rows.push_back({"schedule", describe_schedule(o)});
     if (batch.world_size * o.tensor_parallel > 1)

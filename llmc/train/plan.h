@@ -29,8 +29,14 @@ struct BatchPlan {
 // and the nearest multiple. is_default: the user did not give the global batch, and the error says so.
 BatchPlan plan_batch(int micro_batch, int seq_len, int64_t global_batch, int world_size, bool is_default = false);
 
+// The memory of this machine's ranks: free bytes of each one's device (0: unknown), and how many share the host's.
+struct Room {
+    int64_t device;
+    int local_ranks = 1;
+};
+
 // Returns the bytes of --memory, or those that each of local_ranks ranks of this host finds free.
-int64_t available_bytes(const Options& options, int local_ranks = 1);
+Room find_room(const Options& options, int local_ranks = 1);
 
 // Plans a step on world_size ranks, local_ranks of them on this host. Sets --micro-batch auto to the largest that fits
 // the free memory of every rank in `groups`. Refuses options that do not fit the model or the number of ranks.
@@ -48,21 +54,25 @@ MemoryOptions memory_options_of(const Options& options, int data_parallel, int t
 // tensor, which is loaded as a whole while the device's memory is already allocated.
 std::vector<MemoryItem> training_memory(Dtype dtype, const GPT2Config& config, const BatchPlan& batch,
                                         MemoryOptions options);
-// Returns the bytes of state that an update reads in the host's memory, and writes there (--offload), and the seconds
-// that this takes over a bus like PCIe 4.0 x16.
+// Returns the bytes of a rank's state that an update reads in the host's memory, and writes there (--offload), and the
+// seconds that this takes over a bus like PCIe 4.0 x16.
 int64_t offloaded_bytes(Dtype dtype, const GPT2Config& config, const MemoryOptions& options, int world_size);
 inline double bus_seconds(int64_t bytes) { return double(bytes) / 25e9; }
 // Adds up the items that must be in the device's memory; all items, if the device's memory is the host's.
 int64_t device_bytes(const std::vector<MemoryItem>& items, bool own_memory = !device_memory_is_host());
 
-// Returns the options that would make training fit into `available` bytes of the device, at the end of `command`: "try
-// COMMAND --recompute layer". It has none that `options` have already. Returns "" if training fits already.
-std::string advise_memory(Dtype dtype, const GPT2Config& config, const BatchPlan& batch, const MemoryOptions& options,
-                          int64_t available, const std::string& command = "");
+// Returns the bytes that are missing for training: on each device, and on this machine for its ranks' offloaded state.
+int64_t missing_bytes(Dtype dtype, const GPT2Config& config, const BatchPlan& batch, const MemoryOptions& options,
+                      const Room& room);
+
+// Returns the run's command with the options that make it fit, or with a smaller model: "try COMMAND --recompute
+// layer". It adds none that the run has already. Returns "" if training fits already.
+std::string advise_memory(Dtype dtype, const Options& options, const GPT2Config& config, const BatchPlan& batch,
+                          const Room& room);
 
 // Returns the largest micro-batch that divides the global batch (any size if that is 0) and needs at most `available`
-// bytes of the device. Refuses if not even one sequence fits. On the CPU the micro-batch is also limited to
-// the size beyond which training is not faster, and a tenth of the memory is left to other programs.
+// bytes of the device; 1 if not even one sequence fits. On the CPU the micro-batch is also limited to the size beyond
+// which training is not faster, and a tenth of the memory is left to other programs.
 int largest_micro_batch(Dtype dtype, const GPT2Config& config, int seq_len, int64_t global_batch, int world_size,
                         MemoryOptions options, int64_t available, bool own_memory = !device_memory_is_host());
 
@@ -76,15 +86,22 @@ std::string memory_advice(Command command, const std::string& purpose);
 struct SavingSet {
     std::string text;       // " --logit-chunks 8 --recompute layer"
     MemoryOptions options;  // the run's, with them
-    int64_t bytes;
+    int64_t missing;        // bytes; 0: training fits
 };
 
-// Returns the cheapest set with which bytes(options) are at most `available`, or else the cheapest of those that need
-// the least. The options are, the cheapest first: --logit-chunks, --recompute gelu and layer and --zero 3, which take
-// time or send more, --moments 8bit and --master-weights off, which round more, and on a GPU --offload all, which takes
-// the most time. A set is dearer than every set of options that are all cheaper than its dearest one.
+// Returns the cheapest set with which no bytes are missing, or else the cheapest of those that need the least. The
+// options are, the cheapest first: --zero 1, --logit-chunks, --recompute gelu, --zero 2, --recompute layer and --zero
+// 3, which take time or send more, --moments 8bit and --master-weights off, which round more, and on a GPU --offload,
+// which takes the most time. A set is dearer than every set of options that are all cheaper than its dearest one.
 SavingSet cheapest_savings(const MemoryOptions& options, int world_size,
-                           const std::function<int64_t(const MemoryOptions&)>& bytes, int64_t available);
+                           const std::function<int64_t(const MemoryOptions&)>& missing);
+// Returns that set for a run of one sequence in each of `ranks` micro-batches.
+SavingSet cheapest_savings(Dtype dtype, const Options& options, const GPT2Config& config, int ranks, const Room& room);
+
+// Returns the options of the largest model that fits: d36, d24 or d12 for a model with a name, or else one with fewer
+// heads of the same size, and as many layers less. "": none fits, or the run continues from weights.
+std::string smaller_model(const Options& options, const GPT2Config& config,
+                          const std::function<SavingSet(const GPT2Config&)>& cheapest);
 
 // Returns the tokens/s of a run, relative to one that recomputes nothing, by the FLOPs of both.
 double relative_speed(const GPT2Config& config, int T, Recompute recompute);
@@ -111,10 +128,10 @@ std::optional<MeasuredStep> measure_step(Dtype dtype, const GPT2Config& config, 
 
 // ---- text
 
-// Returns the table rows common to `train` and `plan`. available: free bytes of each rank's device; 0: unknown. data:
-// the training data; null: unknown. The schedule is left out while --steps is 0.
+// Returns the table rows common to `train` and `plan`. data: the training data; null: unknown. The schedule is left out
+// while --steps is 0.
 std::vector<Row> plan_table(Dtype dtype, const Options& options, const RunStart& source, const BatchPlan& batch,
-                            const DeviceInfo& device, int64_t available, const Corpus* data);
+                            const DeviceInfo& device, Room room, const Corpus* data);
 
 // ---- checkpoints
 

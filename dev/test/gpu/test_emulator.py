@@ -8,8 +8,8 @@ import shutil
 import signal
 
 import pytest
-from harness import (EMULATED, RELEASE, ROOT, TINY, assert_same_run, emulated_gpus, execute, refused, run, train,
-                     train_command, words)
+from harness import (EMULATED, RELEASE, ROOT, TINY, assert_same_run, emulated_gpus, execute, limited, refused, run,
+                     train, train_command, words)
 
 pytestmark = pytest.mark.skipif(not EMULATED.exists(), reason="build/release/emulator/train_gpt2cu is not built")
 RUN = "--layers 1 --autotune off --steps 6 --val-every 6 --val-tokens 64 --sample-every 6 --sample-tokens 4 " \
@@ -73,8 +73,19 @@ def test_plan_says_what_the_state_in_host_memory_takes(data):
     assert "moments 2.90 GiB of the host, exponents of moments" in text
     assert re.search(r"^ *offload +2.90 GiB of state in host memory, .*: 125 ms of an update at 25 GB/s", text, re.M)
     refused(2, "--offload master: this run has no master weights", EMULATED, "plan --offload master --precision fp32")
-    fits = run(EMULATED, "plan --model d48 --fits --memory 9.5GiB").out
-    assert re.search(r"of the fastest tokens/s but for \d+ ms a step: .* --offload all$", fits, re.M)
+    two = run(EMULATED, big, "--offload moments --ranks 2", env={"SIMT_DEVICES": 2}).out
+    assert "5.80 GiB of state in host memory (2 ranks x 2.90 GiB), of which" in two
+    saves = run(EMULATED, "plan --measure off", TINY, "--offload all --precision fp32 --checkpoint-every 2").out
+    assert re.search(r"offload +\S+ MiB of state in host memory and \S+ MiB for its copy while it is saved, of", saves)
+
+
+def test_plan_compares_the_state_in_host_memory_with_what_is_free_there():
+    small = limited("-v 6000000")  # less than fp32 moments of d48, and more than those in 8 bits
+    fits = run(small, EMULATED, "plan --model d48 --fits --memory 9.5GiB").out
+    assert re.search(r"fastest tokens/s but for \d+ ms a step: .* --moments 8bit .* --offload moments$", fits, re.M)
+    big = "plan --model d48 --measure off -b 1 --recompute layer --offload moments"
+    advice = re.search("; does not fit: try (.*)", run(small, EMULATED, big).out)[1]
+    assert advice.endswith(f"{big} --moments 8bit") and "does not fit" not in run(small, advice).out
 
 
 def test_attention_for_hopper_is_timed_once_and_has_the_same_bits_in_graphs_and_recomputed(emulated, data, tmp_path):
