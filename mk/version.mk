@@ -29,6 +29,6 @@ $(BUILD)/texts/%.inc: mk/version.mk
 	$(Q)for file in $(filter-out mk/%,$^); do name=$${file##*/}; \
 	    printf '{"%s", R"text(' $${name%.*}; cat $$file; echo ')text"},'; done >$@
 $(BUILD)/llmc/train/log.o build/fuzz/llmc/train/log.o: $(BUILD)/texts/curves.inc
-$(BUILD)/llmc/train/options.o build/fuzz/llmc/train/options.o: $(BUILD)/texts/recipes.inc
-$(BUILD)/llmc/train/log.o $(BUILD)/llmc/train/options.o: CXXFLAGS += -I$(BUILD)/texts
-build/fuzz/llmc/train/log.o build/fuzz/llmc/train/options.o: FUZZFLAGS += -I$(BUILD)/texts
+$(BUILD)/llmc/train/option_checks.o build/fuzz/llmc/train/option_checks.o: $(BUILD)/texts/recipes.inc
+$(BUILD)/llmc/train/log.o $(BUILD)/llmc/train/option_checks.o: CXXFLAGS += -I$(BUILD)/texts
+build/fuzz/llmc/train/log.o build/fuzz/llmc/train/option_checks.o: FUZZFLAGS += -I$(BUILD)/texts

@@ -32,6 +32,11 @@ static std::string take_text(std::string& line, const std::string& where) {
 
 static std::string take_value(std::string line, const std::string& where) {
     if (line.empty()) fail(EXIT_BAD_DATA, "%s: is not of the form name = value", where.c_str());
+    if (line[0] == '[' || line[0] == '{')
+        fail(EXIT_BAD_DATA,
+             "%s: is a list or a table, and an option has one value; several patterns are one text: "
+             "\"a/*.bin\\nb/*.bin\"",
+             where.c_str());
     std::string value;
     if (line[0] == '"' || line[0] == '\'') {
         value = take_text(line, where);

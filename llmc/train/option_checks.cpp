@@ -127,6 +127,19 @@ void resolve_steps(Options& o, int64_t steps_per_epoch) {
            static_cast<long long>(usual));
 }
 
+// ---- recipes
+
+// Compiled in, so that an installed program has them in any folder.
+static constexpr std::pair<const char*, const char*> recipes[] = {
+#include <recipes.inc>  // the files of recipes/, by mk/version.mk
+};
+
+std::string recipe_text(const std::string& name) {
+    for (const auto& [known, text] : recipes)
+        if (name == known) return text;
+    fail(EXIT_USAGE, "--recipe %s is not known; give fast|gpt2, or a file with --config", shell_word(name).c_str());
+}
+
 // ---- names that are no options
 
 // Options of nanoGPT and llm.c. --cudnn is of version 0.3.0, and goes after the next one.

@@ -38,9 +38,11 @@ struct Declared {
     unsigned kind;
     CLI::Option* option;
     std::function<Json()> json;  // the field's value
+    bool from_run = false;       // it was set by run.toml
 
     bool is_set() const { return option->count() > 0; }  // by the command line or a file
     std::string value() const;                           // text for the command line
+    bool has(const std::string& text) const;             // whether a file's text is the value: 2e-3 is 0.002
     std::string toml() const;
 };
 
@@ -99,6 +101,11 @@ std::string Declared::value() const {
     if (value.type == Json::string) return value.text;
     const std::string text = json_text(value);
     return text.ends_with(".0") ? text.substr(0, text.size() - 2) : text;
+}
+
+bool Declared::has(const std::string& text) const {
+    const Json now = json();
+    return now.type == Json::number ? now.get<double>() == strtod(text.c_str(), nullptr) : value() == text;
 }
 
 std::string Declared::toml() const { return json().type == Json::string ? toml_quoted(value()) : value(); }
@@ -227,14 +234,15 @@ static std::string resolve_path(const std::string& path, const std::string& dire
     return out + "/" + path;
 }
 
-// Takes the options in a file that are not set. saved: the file is run.toml of the run that is resumed.
+// Takes the options in a file that are not set, and says which ones a recipe does not change in the run that is
+// resumed, whose run.toml is read before (saved).
 void Parser::read_text(const std::string& path, const std::string& text, bool saved) {
     in_file = true;
     const bool shape_is_set = has_shape();
     const Declared* schedule = find("--schedule");
     // The file's cooldown belongs to its own schedule.
     const bool leaves_cooldown = schedule && schedule->is_set() && o.schedule != Decay::wsd;
-    std::string directory, taken;
+    std::string directory, taken, kept;
     std::set<std::string> found;
     auto items = parse_toml(text, path);
     for (auto& [name, value] : items)  // saved by version 0.3.0
@@ -252,19 +260,24 @@ void Parser::read_text(const std::string& path, const std::string& text, bool sa
         Declared* d = find("--" + name);
         if (!d) fail(EXIT_BAD_DATA, "%s: %s", path.c_str(), unknown_option("--" + name, known).c_str());
         if (saved) o.saved[name] = d->json().type == Json::string ? toml_quoted(value) : value;
+        if (d->from_run && !d->has(value)) kept += " --" + name + " " + shell_word(d->value());
         if (d->is_set() || (saved && d->kind & ONE_START) || (shape_is_set && d->kind & SHAPE)) continue;
         if (name == "cooldown" && leaves_cooldown) continue;
         const bool is_path = d->kind & PATH && !std::ranges::count(words_of(d->option->get_option_text()), value);
         const std::string here = is_path ? resolve_path(value, directory, d->kind & PATTERN & ~PATH) : value;
         try {
             d->option->add_result(here)->run_callback();
+            if (name == "recipe") recipe_text(here);  // refuses an unknown one, with the file's name
         } catch (const Error& error) {
             fail(EXIT_BAD_DATA, "%s (from %s; --%s on the command line comes first)", error.what(), path.c_str(),
                  name.c_str());
         }
+        d->from_run = saved;
         if (d->value() != d->option->get_default_str()) taken += " --" + name + " " + shell_word(d->value());
     }
     if (!taken.empty()) o.taken.push_back("options from " + path + ":" + taken);
+    if (!kept.empty())
+        o.taken.push_back("the run keeps" + kept + ", which " + path + " has otherwise; give an option to change it");
 }
 
 void Parser::read_saved() {
@@ -280,19 +293,6 @@ void Parser::read_saved() {
            "--train-data is missing, and %s, from which --resume takes options, does not exist: give the --output of a "
            "run, or all options",
            path.c_str());
-}
-
-// ---- recipes
-
-// Compiled in, so that an installed program has them in any folder.
-static constexpr std::pair<const char*, const char*> recipes[] = {
-#include <recipes.inc>  // the files of recipes/, by mk/version.mk
-};
-
-static std::string recipe_text(const std::string& name) {
-    for (const auto& [known, text] : recipes)
-        if (name == known) return text;
-    fail(EXIT_USAGE, "--recipe %s is not known; give fast|gpt2, or a file with --config", shell_word(name).c_str());
 }
 
 // ---- the command line
@@ -377,7 +377,8 @@ Options parse_options(int argc, const char* const* argv) {
     ENSURE(!o.resume || !o.output.empty(), "--resume needs the --output that holds the checkpoints");
     const bool has_shape = parser.has_shape();
     if (o.resume) parser.read_saved();
-    if (!o.recipe.empty()) parser.read_text("recipe " + o.recipe, recipe_text(o.recipe), false);
+    if (const Declared* recipe = parser.find("--recipe"); recipe && recipe->is_set())
+        parser.read_text("recipe " + o.recipe, recipe_text(o.recipe), false);
     const bool has_file = !o.prompt_file.empty() && o.prompt_file != "-" && o.prompt_file != "/dev/stdin";
     o.reads_stdin = o.command == Command::generate && !has_file && !parser.find("--prompt")->is_set();
     check_options(o);

@@ -52,6 +52,7 @@ Options parse_options(int argc, const char* const* argv);
 void check_options(Options& options);
 // Says that there is no such option, and which of the known ones may be meant, or what replaces it.
 std::string unknown_option(const std::string& name, const std::vector<std::string>& known);
+std::string recipe_text(const std::string& name);  // the content of recipes/NAME.toml; refuses an unknown name
 
 const char* command_name(Command command);
 std::string run_toml(const Options& options);  // the content of OUTPUT/run.toml

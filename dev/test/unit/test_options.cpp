@@ -346,9 +346,25 @@ TEST_CASE("a recipe sets what neither the command line nor --config has, and not
     const Options o = train({"--config", (out / "more.toml").c_str(), "--lr", "0.3", "--schedule", "linear"});
     CHECK((o.beta2 == 0.9 && o.lr == 0.3 && o.schedule == Decay::linear && o.optimizer == UpdateRule::muon));
     CHECK(o.taken.at(1) == "options from recipe fast: --optimizer muon --final-lr-fraction 0");
-    CHECK(run_toml(with_run_toml(run_toml(o), {"--recipe", "gpt2"})) == run_toml(o));
+    const auto said = [](const Options& run, std::vector<const char*> more) {
+        const Options back = with_run_toml(run_toml(run), more);
+        CHECK(run_toml(back) == run_toml(run));
+        return back.taken.back();
+    };
+    CHECK(said(fast, {"--recipe", "fast"}).starts_with("options from /"));  // they are those of the run
+    CHECK(said(fast, {"--recipe", "gpt2", "--lr", "2e-3"}) ==
+          "the run keeps --optimizer muon --schedule wsd --final-lr-fraction 0 --beta2 0.995, which recipe gpt2 has "
+          "otherwise; give an option to change it");
+    CHECK(said(o, {"--recipe", "fast"}).starts_with("the run keeps --lr 0.3 --schedule linear --cooldown 0.2 --beta2"));
     CHECK(refusal({"--train-data", "x", "--recipe", "quick"}) ==
           "2 --recipe quick is not known; give fast|gpt2, or a file with --config");
+    write_bytes(out / "more.toml", "recipe = 'quick'");
+    CHECK(contains(refusal([&] {
+                       train({"--config", (out / "more.toml").c_str()});
+                   }),
+                   "65 --recipe quick is not known; "
+                   "give fast|gpt2, or a file with --config (from /"));
+    CHECK(contains(refusal({"--train-data", "x", "--recipe="}), "2 --recipe '' is not known; give fast|gpt2"));
 }
 
 TEST_CASE("an invalid file is refused, and the message names it") {
@@ -358,12 +374,15 @@ TEST_CASE("an invalid file is refused, and the message names it") {
     CHECK(contains(error("lr = 1e31"), "65 --lr 1e31 must be at least 0 and at most 1e+30 (from /"));
     CHECK(error("lr = 1e31", {"--lr", "1"}) == "");
     CHECK(error("lr = 1", {"--lr", "1e31"}) == "2 --lr 1e31 must be at least 0 and at most 1e+30");
-    for (const char* line : {"lr", "= 5", "lr = 'x", "sample-prompt = \"x\\q\"", "sample-prompt = \"\\ud800\"",
-                             "lr = '1' 2", "keep-best = maybe", "[train]", "xyzzy = 1", "lr = 1\nlr = 1"}) {
+    for (const char* line :
+         {"lr", "= 5", "lr = [1, 2]", "model = ['d12']", "lr = {a = 1}", "lr = 'x", "sample-prompt = \"x\\q\"",
+          "sample-prompt = \"\\ud800\"", "lr = '1' 2", "keep-best = maybe", "[train]", "xyzzy = 1", "lr = 1\nlr = 1"}) {
         CAPTURE(line);
         CHECK(error(line).starts_with("65 "));
         CHECK(contains(error(line), "run.toml"));
     }
+    CHECK(contains(error("val-data = ['a', 'b']"),
+                   "run.toml, line 2: is a list or a table, and an option has one value"));
     CHECK(contains(error("max-iters = 5"), "use --steps"));
     CHECK(contains(error("config = 'a b'"), "run.toml: config = 'a b': a file names no further one; put its options"));
     CHECK(contains(refusal({"--resume", "--output", "no/such"}), "no/such/run.toml"));
