@@ -4,6 +4,7 @@
 #include <set>
 
 #include "base/common.h"
+#include "base/content.h"
 #include "base/device.h"
 #include "base/files.h"
 #include "base/print.h"
@@ -54,10 +55,14 @@ static std::string directory_of_init(const std::string& init) {
         const std::string checkpoint = read_file(init, 256);
         return folder + "/" + checkpoint.substr(0, checkpoint.find('\n'));
     }
-    fail(EXIT_NO_INPUT,
-         "--init %s is a file: give a directory with config.json and model.safetensors, such as save_pretrained() of "
+    const InputFile file(init);
+    std::string begin(size_t(std::min<int64_t>(file.size, 512)), '\0');
+    file.read_at(begin.data(), 0, int64_t(begin.size()));
+    const ForeignContent* content = foreign_content(begin);
+    fail(EXIT_BAD_DATA,
+         "--init %s is %s: give a directory with config.json and model.safetensors, such as save_pretrained() of "
          "transformers makes, or a checkpoint, or the output of a run, or a model of llm.c%s",
-         init.c_str(), name_other_weights({name}).c_str());
+         init.c_str(), content ? content->what : "no model that can be read", name_other_weights({name}).c_str());
 }
 
 // Finds the weights of --init: in this directory, in the newest checkpoint of a run's output, or in llm.c's .bin.

@@ -165,7 +165,7 @@ def test_weights_of_other_programs_are_named_in_a_folder_and_alone(model, tmp_pa
         (model / name).write_bytes(b"weights")
         says = f"; {name} is a file of {program}, and only safetensors are read: load it there, and if its model is"
         refused(66, f"{model}: has no model.safetensors{says}", *sample, model)
-        refused(66, says, *sample, model / name)
+        refused(65, says, *sample, model / name)
         (tmp_path / program).mkdir()
         (model / name).rename(tmp_path / program / name)
         refused(66, f"{tmp_path / program}: is neither a Hugging Face directory (no config.json) nor the output of a "

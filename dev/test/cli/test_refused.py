@@ -43,7 +43,7 @@ def test_inputs_that_do_not_exist(tmp_path, data):
             "generate --init", tmp_path / "none")
     refused(66, "neither a Hugging Face directory", PROGRAM, "generate --init", tmp_path)
     (tmp_path / "ckpt.pt").touch()
-    refused(66, f"--init {tmp_path}/ckpt.pt is a file: give a directory with config.json", PROGRAM, "generate --init",
+    refused(65, f"--init {tmp_path}/ckpt.pt is no model that can be read: give a directory", PROGRAM, "generate --init",
             tmp_path / "ckpt.pt")
     refused(66, "nothing_*.bin", train_command("--train-data nothing_*.bin --steps 3", out="", data=data))
 
