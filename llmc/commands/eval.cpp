@@ -74,10 +74,8 @@ static void check_rows(const Options& o) {
     if (!std::filesystem::is_regular_file(o.rows, ignored))
         fail(EXIT_CANNOT_CREATE, "--rows %s is no regular file; give the name of a file, which is replaced",
              o.rows.c_str());
-    std::string names = o.task;
-    std::replace(names.begin(), names.end(), '\n', ',');
-    std::istringstream files(names);
-    for (std::string file; std::getline(files, file, ',');)
+    std::istringstream files(o.task);
+    for (std::string file; std::getline(files, file);)
         ENSURE(!std::filesystem::equivalent(file, o.rows, ignored), "--rows %s is a file of --task; give another name",
                o.rows.c_str());
 }
@@ -118,7 +116,7 @@ static void eval_text(const Options& o, Comm& comm, const Groups& groups, const 
         bytes += int64_t(text.size());
         count += int64_t(tokens.size()) - start;
     }
-    ENSURE(bytes > 0, "--text %s has no text", o.text.c_str());
+    if (bytes == 0) fail(EXIT_BAD_DATA, "--text %s has no text", o.text.c_str());
     const std::vector<Task> tasks = {{o.text, {{std::move(windows)}}}};
     double loss = 0.0;
     const auto scores = score_all<floatX>(o, comm, groups, source, T, tasks);

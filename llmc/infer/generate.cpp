@@ -31,9 +31,6 @@ static double draw(uint64_t seed, uint64_t text, uint64_t position) {
 
 int sample_token(Sampler& s, const float* logits, int V, uint64_t text, uint64_t position) {
     V = std::min(V, s.vocab_size);
-    ENSURE(V > 0 && s.temperature >= 0 && s.top_k >= 0 && s.top_p > 0 && s.top_p <= 1,
-           "cannot sample from %d tokens at temperature %g, top-k %d, top-p %g", V, double(s.temperature), s.top_k,
-           double(s.top_p));
     const int best = check_logits(logits, V);
     if (s.temperature == 0.0f) return best;
 

@@ -224,9 +224,8 @@ static bool fit(TaskRow& row, int end_of_text, bool prepend_eot, int T) {
 std::vector<Task> read_tasks(const std::string& files, const Tokenizer& tokenizer, bool prepend_eot, int T) {
     std::vector<Task> tasks;
     Encoder encoder(tokenizer);
-    std::string separated = files, path;
-    std::replace(separated.begin(), separated.end(), ',', '\n');
-    for (std::istringstream paths(separated); std::getline(paths, path);) {
+    std::istringstream paths(files);
+    for (std::string path; std::getline(paths, path);) {
         const std::string name = unpacked_name(path);
         Task task = {name.substr(0, name.rfind('.')), {}};
         task.rows = is_of_llmc(path) ? read_examples(path, tokenizer) : read_rows(path, encoder);

@@ -22,7 +22,7 @@ struct Task {
     std::vector<const Sequence*> sequences() const;  // the choices of all rows
 };
 
-// Reads tasks from files whose names have a comma or a line end between them. Sequences keep their newest T + 1 tokens.
+// Reads tasks from files whose names have a line end between them. Sequences keep their newest T + 1 tokens.
 // end_of_text is in front of each row with prepend_eot, text_start() in front of rows without a context, and the
 // tokenizer's prefix in front of the others. Refuses (EXIT_BAD_DATA, with file and line) a row that is of no such
 // shape, and a file with rows of one continuation and rows with choices.

@@ -24,6 +24,7 @@ enum class Format {
 };
 
 inline constexpr int64_t MAX_PROMPT_BYTES = 16 << 20;
+inline constexpr const char* BLANK = " \t\r\n";  // white space of JSON
 
 struct TextFile {
     std::string path;    // name that the user gave; "standard input" for -

@@ -116,7 +116,7 @@ void count_special(const Tokenizer& tokenizer, std::string_view text, std::map<i
 // As last_safe_cut: the two parts have the tokens of the whole, with special tokens and without, whatever follows.
 size_t last_safe_cut(const Tokenizer& tokenizer, std::string_view text);
 
-// The bytes of the tokens. Refuses ids outside of the vocabulary.
+// The bytes of tokens of the vocabulary.
 std::string decode(const Tokenizer& tokenizer, const int* tokens, int64_t count);
 
 // Counts how often each piece occurs in texts. Use one PieceCounts per thread and add them up at the end.

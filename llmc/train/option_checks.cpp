@@ -47,7 +47,6 @@ static void check_training(Options& o) {
            o.patience > 0 ? "--patience" : "--keep-best");
     ENSURE(!trains || o.patience == 0 || (!o.output.empty() && o.checkpoint_every > 0),
            "--patience keeps the best checkpoint: give --output, and --checkpoint-every above 0");
-    std::replace(o.eval_task.begin(), o.eval_task.end(), ',', '\n');  // as run.toml has several paths
     ENSURE(o.eval_every == 0 || !o.eval_task.empty(), "--eval-every needs --eval-task FILE");
     ENSURE(!trains || o.reference.empty() || o.reference == "none" || (!o.val_data.empty() && o.val_every > 0),
            "--reference compares validation losses: give --val-data, and --val-every above 0");
@@ -93,6 +92,7 @@ static void check_eval(const Options& o) {
 
 void check_options(Options& o) {
     const bool trains = o.command == Command::train || o.command == Command::plan;
+    for (std::string* files : {&o.eval_task, &o.task}) std::ranges::replace(*files, ',', '\n');  // one in each line
     if (trains) check_training(o);
     if (o.command == Command::tokenize) check_tokenize(o);
     if (o.command == Command::export_model) check_export(o);

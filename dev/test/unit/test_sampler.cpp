@@ -105,7 +105,7 @@ TEST_CASE("a token whose logit is -infinity is never sampled, and large logits d
     check_frequencies(sampler(1e-3f, 0, 1.0f), {3e38f, -3e38f, 3e38f}, {0.5, 0.0, 0.5});
 }
 
-TEST_CASE("NaN and infinite logits and impossible settings are refused") {
+TEST_CASE("NaN and infinite logits are refused") {
     const auto refused = [](Sampler s, const std::vector<float>& logits) {
         return refusal([&] { sample(s, logits, 0); });
     };
@@ -113,7 +113,4 @@ TEST_CASE("NaN and infinite logits and impossible settings are refused") {
     CHECK(contains(refused(fine, {0.0f, NAN}), "token 1 a logit of nan"));
     CHECK(contains(refused(fine, {0.0f, INF}), "token 1 a logit of inf"));
     CHECK(contains(refused(fine, {-INF, -INF}), "the logits of all 2 tokens are -infinity"));
-    for (const Sampler& bad : {sampler(-1.0f, 0, 1.0f), sampler(NAN, 0, 1.0f), sampler(1.0f, -1, 1.0f),
-                               sampler(1.0f, 0, 0.0f), sampler(1.0f, 0, 1.1f)})
-        CHECK_FALSE(refused(bad, {0.0f, 0.0f}).empty());
 }
