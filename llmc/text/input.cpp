@@ -116,12 +116,12 @@ void TextStream::finish() {
     if (code == CANNOT_BE_STARTED)
         fail(EXIT_NO_INPUT, "%s: %s, which unpacks it, cannot be started: apt-get install %s", path, name,
              text.package);
-    std::string reason = format("exit code %d", code);
+    std::string reason = format("%s ended with exit code %d", name, code);
     if (errors) rewind(errors.get());
     for (char line[512]; errors && fgets(line, sizeof(line), errors.get());)
         if (line[0] != '\n') reason = std::string(line, strcspn(line, "\n"));
-    fail(code == EXIT_NO_INPUT ? EXIT_NO_INPUT : EXIT_BAD_DATA, "%s: %s cannot read all of it: %s", path, name,
-         reason.c_str());
+    fail(code == EXIT_NO_INPUT ? EXIT_NO_INPUT : EXIT_BAD_DATA, "%s: %s%s%s", path, text.is_table ? "" : name,
+         text.is_table ? "" : " cannot read all of it: ", reason.c_str());
 }
 
 // Appends some of the next bytes. Returns how many; 0: the end.
@@ -238,8 +238,6 @@ static bool is_object(const std::string& text) try {
 } catch (const Error&) {
     return false;
 }
-
-static constexpr const char* BLANK = " \t\r\n";
 
 // Whether the text begins with JSON, and of which format. named: it is JSON by its name.
 static Format json_format(std::string_view start, bool named) {

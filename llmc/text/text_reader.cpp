@@ -8,7 +8,6 @@
 #include "base/files.h"
 #include "text/tokenizer.h"
 
-static constexpr const char* BLANK = " \t\r\n";
 static constexpr int64_t CHUNK_BYTES = 64 << 10;
 static constexpr int64_t LONG_DOCUMENT = 64 << 10;  // bytes; the end of longer documents is held out
 static constexpr int64_t CUT_WINDOW = 64 << 10;     // bytes in which the start of a line is searched
@@ -100,8 +99,6 @@ static bool read_more(CorpusReader& reader, std::string& bytes) {
     return at_end;
 }
 
-static int64_t count_lines(std::string_view text) { return std::count(text.begin(), text.end(), '\n'); }
-
 // Passes [ , ] or { for an object, which JSON must allow after reader.last.
 static void pass(CorpusReader& reader, char next) {
     constexpr std::string_view pairs = " [| {|[{|[]|,{|{,|{]";
@@ -148,7 +145,7 @@ static size_t list_documents(CorpusReader& reader, Chunk& chunk, bool at_end) {
             const bool val = begin_document(reader);
             chunk.documents.push_back({begin, end, reader.lines + 1, true, val});
         }
-        reader.lines += format == Format::json ? count_lines(text.substr(begin, next - begin)) : 1;
+        reader.lines += format == Format::json ? std::ranges::count(text.substr(begin, next - begin), '\n') : 1;
         begin = next;
     }
 }
@@ -196,7 +193,9 @@ static Json row_of(const Chunk& chunk, const Document& document, bool any_text) 
     const std::string where = place_of(chunk, document);
     // A value of an array ends where the file does, so it is not parsed.
     if (chunk.file->format == Format::json && chunk.bytes[document.begin] != '{')
-        fail(EXIT_BAD_DATA, "%s: is not an object {...}; a JSON file must consist of them", where.c_str());
+        fail(EXIT_BAD_DATA,
+             "%s: is not an object {...}; a JSON file must consist of them: {\"text\": \"...\"}, not \"...\"",
+             where.c_str());
     Json row = parse_python_json(std::string(text_of(chunk, document)), where,
                                  "; each line of this file must be one whole object {...}", any_text);
     if (row.type == Json::string && chunk.file->is_table)  // says what is wrong
@@ -213,8 +212,9 @@ static std::string text_of_row(const Json& row, const std::string& where, const 
     std::string keys;
     for (const auto& [name, value] : row.members)
         if (value.type == Json::string) keys += (keys.empty() ? "" : ", ") + name;
-    fail(EXIT_BAD_DATA, "%s: has no text under the key \"%s\" (--text-key): %s; keys with text: %s", where.c_str(),
-         printable(key).c_str(), instead.c_str(), keys.empty() ? "none" : printable(keys).c_str());
+    fail(EXIT_BAD_DATA, "%s: has no text under the key \"%s\" (--text-key): %s%s", where.c_str(),
+         printable(key).c_str(), instead.c_str(),
+         (keys.empty() ? keys : "; keys with text: " + printable(keys)).c_str());
 }
 
 // Calls f(row). If that fails because of a text with half of a surrogate pair, says so.

@@ -87,6 +87,8 @@ def test_tasks_and_texts_are_read_in_every_form(trained, tasks, tmp_path):
     assert said.endswith("there is no such key; keys with text: body\n")  # no word of tokenize's --skip-bad-lines
     refused(65, "b.tar: is a tar archive, not text; unpack it with tar -xf", PROGRAM, "eval --init", trained.folder,
             "--text", tmp_path / "b.tar")
+    (tmp_path / "empty.txt").touch()
+    refused(65, "/empty.txt has no text", PROGRAM, "eval --init", trained.folder, "--text", tmp_path / "empty.txt")
 
 
 def test_a_task_in_parquet_may_have_columns_that_are_no_text(trained, tasks, tmp_path):
