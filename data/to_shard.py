@@ -24,7 +24,7 @@ MEGATRON_TYPES = {4: "i", 5: "q", 8: "H"}
 LITDATA_TYPES = {"no_header_tensor:16": "i", "no_header_tensor:18": "q", "no_header_tensor:20": "H"}
 MEGATRON_INDEX = b"MMIDIDX\0\0"
 OTHERS = {b"PK\3\4": "a zip archive (.npz?)", b"\x1f\x8b": "compressed (gzip)",
-          b"\x28\xb5\x2f\xfd": "compressed (zstd)", b"PAR1": "a Parquet file",
+          b"\x28\xb5\x2f\xfd": "compressed (zstd)", b"PAR1": "a Parquet file", b"GGUF": "a model of llama.cpp (GGUF)",
           b"version https://git-lfs": "a git-lfs pointer (run git lfs pull)",
           MEGATRON_INDEX: "the index of the .bin file beside it"}
 
@@ -52,6 +52,17 @@ def is_text(start):
     except UnicodeDecodeError:
         return False
     return all(c >= " " or c in "\t\n\f\r" for c in text)
+
+
+def other_kind(file, start):
+    """Returns what a file without tokens is, or None; it may be anything with zeros, so not every kind is known."""
+    for magic, what in OTHERS.items():
+        if start.startswith(magic):
+            return what
+    if start[8:10] == b'{"' and int.from_bytes(start[:8], "little") < 1 << 27:
+        return "a safetensors file"
+    file.seek(4 * int.from_bytes(start[:4], "little") + 8)  # after the places of MDS's samples
+    return "a shard of MosaicML's streaming (MDS)" if file.read(19) == b'{"column_encodings"' else None
 
 
 def litdata_type(file, size, args):
@@ -127,9 +138,8 @@ def token_type(file, size, args):
         return "H" if width == 2 else "I"
     if start[:4] == struct.pack("<i", MAGIC):
         sys.exit(f"{file.name}: is a token shard already")
-    for magic, what in OTHERS.items():
-        if start.startswith(magic):
-            sys.exit(f"{file.name}: is {what}, not tokens")
+    if what := other_kind(file, start):
+        sys.exit(f"{file.name}: is {what}, not tokens")
     if start and is_text(start):
         sys.exit(f"{file.name}: is text, not tokens; tokenize it with train_gpt2 tokenize")
     if kind := litdata_type(file, size, args):

@@ -236,6 +236,9 @@ def npy(kind, *tokens):
     ("a.txt", "It is a café.\n".encode(), "is text, not tokens; tokenize it with train_gpt2 tokenize"),
     ("long.txt", "é".encode() * 3000 + b"\0", "is text, not tokens"),  # its 4096th byte is within a character
     ("tokens.npz", b"PK\3\4....", "is a zip archive"),
+    ("model.gguf", b"GGUF\3\0\0\0", "is a model of llama.cpp (GGUF), not tokens"),
+    ("model.safetensors", b"\x08\0\0\0\0\0\0\0" b'{"a":{}}' + bytes(4), "is a safetensors file, not tokens"),
+    ("shard.00000.mds", struct.pack("<3I", 1, 33, 34) + b'{"column_encodings":[' b"]}", "is a shard of MosaicML's"),
     ("signed.npy", npy("<i8", 5, -1), "has tokens -1 to 5, which are not all in a vocabulary of 65536"),
     ("large.npy", npy("<i8", 1, 1 << 32), "has tokens 1 to 4294967296, which are not all"),
     ("float.npy", npy("<f8", 0, 0), "is an array (2,) of <f8"),
