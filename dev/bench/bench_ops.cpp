@@ -86,8 +86,8 @@ std::vector<Operation> updates(const ParamLayout& layout, double element, bool m
                  squares = matrices * C * C;  // elements of a layer's matrices, and of their products
     const Work newton_schulz{L * ((8 + element) * elements + iterations * element * (3 * elements + 7 * squares)),
                              L * iterations * C * (4 * elements + 2 * squares)};
-    // The momentum moves the moments and 8 bytes of an element, the update 12.
-    const double others = adamw * (parameters - L * elements) + (4 * moment + 8 + 12) * L * elements;
+    // The momentum moves a moment and 8 bytes of an element, the update 12.
+    const double others = adamw * (parameters - L * elements) + (2 * moment + 8 + 12) * L * elements;
     return {{"muon, all matrices", 0, newton_schulz},
             {"muon, all buckets", 1, {newton_schulz.bytes + others, newton_schulz.flop}}};
 }

@@ -421,7 +421,7 @@ def update(s):
                  4 * parameters, launches=7 + 2 * parts)
     if s.muon:
         yield Launch("update", operation, "adamw", "update", 1, adamw * (parameters - matrices), launches=s.L + 1)
-        yield Launch("update", operation, "muon_momentum, muon_update", "update", 1, (24 + 12) * matrices,
+        yield Launch("update", operation, "muon_momentum, muon_update", "update", 1, (16 + 12) * matrices,
                      launches=s.L * (1 + 6), begins=False)
         yield from newton_schulz(s, operation)
     else:

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdio>
 #include <limits>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -69,14 +70,15 @@ static TensorGroups optimizer_groups(const CheckpointFormat& format) {
     if (format.bf16_weights) out.push_back({WEIGHTS, "master.transformer.", "F32"});
     constexpr const char* dtypes[] = {"F32", "BF16", "U8"};
     for (const auto& [slot, prefix] : {std::pair(FIRST_MOMENT, "m.transformer."), {SECOND_MOMENT, "v.transformer."}})
-        out.push_back({slot, prefix, dtypes[int(format.moments)]});
+        out.push_back({slot, prefix, dtypes[int(format.moments)], false, slot == SECOND_MOMENT && format.muon});
     return out;
 }
 
 void for_each_read(const ParamLayout& layout, const CheckpointFormat& format,
                    const std::function<void(Slot slot, Param p, int l)>& f) {
     for (const TensorGroups& file : {TensorGroups{model_group(format)}, optimizer_groups(format)})
-        for (const TensorGroup& group : file) for_each_tensor(layout, [&](Param p, int l) { f(group.slot, p, l); });
+        for (const TensorGroup& group : file)
+            for_each_tensor(layout, group, [&](Param p, int l) { f(group.slot, p, l); });
 }
 
 static Metadata state_metadata(const TrainerState& state) {
@@ -397,13 +399,29 @@ std::string best_checkpoint(const std::string& output) {
     return best;
 }
 
+// Muon's runs save no second moments of matrices. A run that goes on with AdamW begins with one value of v for a whole
+// matrix: so many times the mean of m^2. Muon's m is a mean of gradients with weights of 0.05 times 0.95^n: where noise
+// outweighs their mean, its variance is 1/39 of theirs. v forgets this value with its half-life of 14 steps.
+constexpr double MUON_SQUARES = (1 + 0.95) / (1 - 0.95);
+
 TrainerState load_checkpoint(const std::string& dir, const ParamLayout& layout, const TensorWriter& write) {
     TrainerState state = read_trainer_state(dir);
     const Safetensors model = open_safetensors(dir + "/model.safetensors");
     const Safetensors optimizer = open_safetensors(dir + "/optimizer.safetensors");
     const bool has_master = optimizer.find("master.transformer.wte.weight");
     if (!has_master) read_tensors(model, model_group({}), layout, write);
-    for (const auto& group : optimizer_groups({has_master})) read_tensors(optimizer, group, layout, write);
+    state.by_muon = !optimizer.find("v.transformer." + hf_name(qkvw, 0));
+    std::vector<float> squares;
+    const TensorWriter write_both = [&](const float* host, Slot slot, Param p, int l) {
+        write(host, slot, p, l);
+        if (!state.by_muon || slot != FIRST_MOMENT || !is_layer_matrix(p)) return;
+        const int64_t size = layout.size(p);
+        const double sum = std::transform_reduce(host, host + size, host, 0.0);
+        squares.assign(size_t(size), float(sum / double(size) * MUON_SQUARES));
+        write(squares.data(), SECOND_MOMENT, p, l);
+    };
+    for (const auto& group : optimizer_groups({has_master, {}, state.by_muon}))
+        read_tensors(optimizer, group, layout, write_both);
     const std::string& dtype = optimizer.find("m.transformer.wte.weight")->dtype;
     state.moments = dtype == "U8" ? MomentDtype::block8 : dtype == "BF16" ? MomentDtype::bf16 : MomentDtype::fp32;
     return state;

@@ -39,12 +39,14 @@ struct TrainerState {
     Json data;               // object: what identifies the training data
     Json health;             // object: Outliers::json (train/monitor.h); null: nothing is known
     MomentDtype moments = MomentDtype::fp32;  // of the checkpoint from which load_checkpoint has read it
+    bool by_muon = false;                     // that checkpoint has no second moments of the layers' matrices
 };
 
 // Contents of the tensor files of a checkpoint.
 struct CheckpointFormat {
     bool bf16_weights = false;  // model.safetensors in BF16, fp32 masters in optimizer.safetensors
     MomentDtype moments = MomentDtype::fp32;
+    bool muon = false;  // second moments without the layers' matrices
 };
 
 // Retention policy. After a save, checkpoints that no rule keeps are deleted.
@@ -112,7 +114,8 @@ bool holds_model(const std::string& dir);
 // unless transformers has saved others over it.
 FoundCheckpoint find_model(const std::string& path, const VerifyProgress& progress = {});
 
-// Loads all of a (verified) checkpoint. The layout must be that of read_hf_config(dir).
+// Loads all of a (verified) checkpoint. The layout must be that of read_hf_config(dir). Second moments that it lacks
+// are estimated from the first ones.
 TrainerState load_checkpoint(const std::string& dir, const ParamLayout& layout, const TensorWriter& write);
 TrainerState read_trainer_state(const std::string& dir);
 // Returns whether both states have losses of the same validation tokens, so that they can be compared.

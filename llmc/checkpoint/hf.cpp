@@ -201,7 +201,7 @@ TensorView view_flat(const ParamLayout& layout, const std::vector<const float*>&
 static std::vector<TensorInfo> list_tensors(const ParamLayout& layout, const TensorGroups& groups) {
     std::vector<TensorInfo> out;
     for (const TensorGroup& group : groups)
-        for_each_tensor(layout, [&](Param p, int l) {
+        for_each_tensor(layout, group, [&](Param p, int l) {
             const bool in_codes = group.dtype == "U8";
             const std::string name = group.prefix + hf_name(p, l);
             out.push_back({name, group.dtype, in_codes ? memory_shape(layout, p) : hf_shape(layout, p)});
@@ -259,7 +259,7 @@ FileSum write_tensors(const std::string& path, const ParamLayout& layout, const 
     file.write(header.data(), int64_t(header.size()));
     std::vector<float> strip;
     for (const TensorGroup& group : groups)
-        for_each_tensor(layout, [&](Param p, int l) {
+        for_each_tensor(layout, group, [&](Param p, int l) {
             const float* data = view(group.slot, p, l);
             const int rows = layout.rows(p), cols = layout.cols(p);
             const int64_t count = int64_t(dim_size(layout.config, param_table[p].rows)) * cols;  // without padded rows
@@ -322,8 +322,8 @@ void read_tensors(const Safetensors& file, const TensorGroup& group, const Param
                   const TensorWriter& write) {
     std::vector<float> memory, transposed;
     // All shapes are checked before the first call of write.
-    for_each_tensor(layout, [&](Param p, int l) { find_tensor(file, group, layout, p, l); });
-    for_each_tensor(layout, [&](Param p, int l) {
+    for_each_tensor(layout, group, [&](Param p, int l) { find_tensor(file, group, layout, p, l); });
+    for_each_tensor(layout, group, [&](Param p, int l) {
         const TensorInfo& tensor = find_tensor(file, group, layout, p, l);
         const bool in_codes = tensor.dtype == "U8";
         const bool transposes = param_table[p].transposed_in_hf() && !in_codes && !group.as_in_memory;

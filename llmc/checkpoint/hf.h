@@ -68,8 +68,16 @@ struct TensorGroup {
     std::string prefix;         // "transformer." for weights, as in Hugging Face's files
     std::string dtype;          // to be written: "F32", "BF16" or "U8": codes
     bool as_in_memory = false;  // to be read: matrices are (out, in)
+    bool without_matrices = false;
 };
 using TensorGroups = std::vector<TensorGroup>;
+// Calls f for each tensor of the group.
+template <class F>
+void for_each_tensor(const ParamLayout& layout, const TensorGroup& group, F f) {
+    for_each_tensor(layout, [&](Param p, int l) {
+        if (!group.without_matrices || !is_layer_matrix(p)) f(p, l);
+    });
+}
 FileSum write_tensors(const std::string& path, const ParamLayout& layout, const TensorGroups& groups,
                       const TensorView& view, const Metadata& metadata);
 // The size of the file that write_tensors makes.

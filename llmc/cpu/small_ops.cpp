@@ -129,36 +129,32 @@ void cpu::round_moment(Moment moment, const float* values, WhichMoment which, in
 
 // ---- Muon
 
-static void momentum_block(float* out, float* m, float* v, const float* grad, float factor, float mu, float beta2) {
+static void momentum_block(float* out, float* m, const float* grad, float factor, float mu) {
 #pragma omp simd
     for (int64_t i = 0; i < FLAT_ALIGN; i++) {
         const float g = grad[i] * factor;
         m[i] = mu * m[i] + (1.0f - mu) * g;
-        v[i] = beta2 * v[i] + (1.0f - beta2) * g * g;
         out[i] = mu * m[i] + (1.0f - mu) * g;
     }
 }
 
-void cpu::muon_momentum(float* out, Moment moment1, Moment moment2, const float* grad, const float* factor,
-                        int64_t begin, int64_t count, float mu, AdamWConfig config, int step, Stream) {
+void cpu::muon_momentum(float* out, Moment moment, const float* grad, const float* factor, int64_t begin, int64_t count,
+                        float mu, uint64_t seed, int step, Stream) {
     check_range(begin, count, step);
     const float f = *factor;
     if (!std::isfinite(f)) return void(std::fill_n(out, count, 0.0f));
-    const bool in_place = moment1.dtype == MomentDtype::fp32;
-    const Philox random{config.seed, MOMENT_STREAMS + uint64_t(step)};
+    const bool in_place = moment.dtype == MomentDtype::fp32;
+    const Philox random{seed, MOMENT_STREAMS + uint64_t(step)};
 #pragma omp parallel for schedule(static)
     for (int64_t block = 0; block < count; block += FLAT_ALIGN) {
         if (in_place) {
-            momentum_block(out + block, static_cast<float*>(moment1.data) + block,
-                           static_cast<float*>(moment2.data) + block, grad + block, f, mu, config.beta2);
+            momentum_block(out + block, static_cast<float*>(moment.data) + block, grad + block, f, mu);
             continue;
         }
-        float m[FLAT_ALIGN], v[FLAT_ALIGN];
-        read_block(m, moment1.from(block), WhichMoment::first);
-        read_block(v, moment2.from(block), WhichMoment::second);
-        momentum_block(out + block, m, v, grad + block, f, mu, config.beta2);
-        write_block(moment1.from(block), m, WhichMoment::first, &random, begin + block);
-        write_block(moment2.from(block), v, WhichMoment::second, &random, begin + block);
+        float m[FLAT_ALIGN];
+        read_block(m, moment.from(block), WhichMoment::first);
+        momentum_block(out + block, m, grad + block, f, mu);
+        write_block(moment.from(block), m, WhichMoment::first, &random, begin + block);
     }
 }
 

@@ -3,7 +3,7 @@
 // In muon_update a thread owns one element, because a rank's shard may begin at any element of a matrix. A warp then
 // reads and writes 64 or 128 consecutive bytes of each array.
 //
-// Memory traffic bounds the time of all kernels here. muon_momentum moves 24 bytes per element with moments in fp32,
+// Memory traffic bounds the time of all kernels here. muon_momentum moves 16 bytes per element with moments in fp32,
 // muon_update 12 (in bf16 direction read, master read and written, weight written), or 6 in bf16 without master
 // weights. In bf16 muon_stack moves 10, of which the L2 cache may hold 4, muon_unstack 4, and muon_polynomial 6 for
 // each element of a product.
@@ -24,8 +24,8 @@ __device__ inline int64_t muon_element() { return int64_t(blockIdx.x) * MUON_THR
 // A thread owns 4 elements, as in the kernels of moments.cuh.
 template <MomentDtype MOMENTS>
 __global__ void __launch_bounds__(MOMENT_THREADS)
-    muon_momentum_kernel(float* out, Moment m, Moment v, const float* grad, const float* factor, int64_t begin,
-                         int64_t count, float mu, float beta2, Philox random) {
+    muon_momentum_kernel(float* out, Moment m, const float* grad, const float* factor, int64_t begin, int64_t count,
+                         float mu, Philox random) {
     using enum WhichMoment;
     constexpr int per_thread = PER_MOMENT_THREAD;
     const int64_t own = first_of_moment_thread(), at = own < count ? own : 0;
@@ -36,20 +36,17 @@ __global__ void __launch_bounds__(MOMENT_THREADS)
         return;
     }
     const Vec<float> grads = load128cs(grad + at);
-    float means[per_thread], squares[per_thread];
+    float means[per_thread];
     load_moment<MOMENTS, first>(means, m, at);
-    load_moment<MOMENTS, second>(squares, v, at);
     Vec<float> momentum;
     UNROLL
     for (int k = 0; k < per_thread; k++) {
         const float g = grads[k] * f;
         means[k] = mu * means[k] + (1.0f - mu) * g;
-        squares[k] = beta2 * squares[k] + (1.0f - beta2) * g * g;
         momentum[k] = mu * means[k] + (1.0f - mu) * g;
     }
     const MomentBits<per_thread> bits(random, begin + at);
     save_moment<MOMENTS, first>(m, at, means, &bits, inside);
-    save_moment<MOMENTS, second>(v, at, squares, &bits, inside);
     if (inside) store128cs(out + at, momentum);
 }
 
@@ -139,13 +136,13 @@ void launch_muon(void (*kernel)(P...), int64_t count, Stream stream, std::type_i
     if (count > 0) simt::launch(kernel, blocks_for(count, MUON_THREADS), MUON_THREADS, 0, stream, args...);
 }
 
-inline void gpu::muon_momentum(float* out, Moment m, Moment v, const float* grad, const float* factor, int64_t begin,
-                               int64_t count, float mu, AdamWConfig config, int step, Stream stream) {
+inline void gpu::muon_momentum(float* out, Moment m, const float* grad, const float* factor, int64_t begin,
+                               int64_t count, float mu, uint64_t seed, int step, Stream stream) {
     check_range(begin, count, step);
     if (count == 0) return;
     with_moments(m.dtype, [&](auto moments) {
-        simt::launch(muon_momentum_kernel<moments>, moment_blocks(count), MOMENT_THREADS, 0, stream, out, m, v, grad,
-                     factor, begin, count, mu, config.beta2, Philox{config.seed, MOMENT_STREAMS + uint64_t(step)});
+        simt::launch(muon_momentum_kernel<moments>, moment_blocks(count), MOMENT_THREADS, 0, stream, out, m, grad,
+                     factor, begin, count, mu, Philox{seed, MOMENT_STREAMS + uint64_t(step)});
     });
 }
 

@@ -82,6 +82,8 @@ constexpr ParamSpec param_table[NUM_PARAMS] = {
     {fcprojb,  "fcprojb",  "mlp.c_proj.bias",    Scope::layer, Dim::one, Dim::C,  Init::zeros,    false, Split::none},
     // clang-format on
 };
+// Muon's tensors.
+constexpr bool is_layer_matrix(Param p) { return param_table[p].transposed_in_hf(); }
 constexpr bool param_table_is_ordered() {
     for (int p = 0; p < NUM_PARAMS; p++)
         if (param_table[p].id != p) return false;

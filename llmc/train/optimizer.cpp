@@ -76,6 +76,9 @@ static int64_t master_elements(const ParamLayout& layout, MemoryOptions options)
     return separate ? layout.total / options.shards : 0;
 }
 
+static int64_t second_moment_elements(const ParamLayout& layout, const MemoryOptions& o) {
+    return SlotLayout{layout, o.shards, 0, o.muon}.total();
+}
 static bool offloads_moments(const MemoryOptions& o) {
     return o.offload == Offload::moments || o.offload == Offload::all;
 }
@@ -93,7 +96,7 @@ Optimizer<floatX>::Optimizer(GPT2<floatX>& model, OptimizerConfig config, Memory
       master(master_elements<floatX>(model.layout, options), "fp32 master weights (--master-weights, --zero)",
              offloads_master(options)),
       m(model.layout.total / options.shards, options.moments, offloads_moments(options)),
-      v(model.layout.total / options.shards, options.moments, offloads_moments(options)),
+      v(second_moment_elements(model.layout, options), options.moments, offloads_moments(options)),
       chunk(options.tensor.count > 1 ? CHUNK : 0, "a tensor of another tensor-parallel rank") {
     if (options.muon) muon.emplace(model.layout, options, groups);
     if (options.shards > 1) model.on_wait_for_weights = [this](int bucket) { weights.wait(bucket); };
@@ -103,11 +106,11 @@ template <class floatX>
 std::vector<MemoryItem> optimizer_memory(const GPT2Config& config, MemoryOptions options, int data_parallel) {
     const ParamLayout layout(config, options.virtual_ranks, options.tensor);
     const int64_t size = sizeof(float), masters = master_elements<floatX>(layout, options);
-    const int64_t own = layout.total / options.shards;
+    const int64_t own = layout.total / options.shards, moments = own + second_moment_elements(layout, options);
     const bool rounds = options.grad_dtype == Dtype::bf16 && data_parallel > 1 && built_with_nccl();  // a bucket
     return {{"master weights", masters * size, offloads_master(options)},
-            {"moments", 2 * MomentBuffer::element_bytes(own, options.moments), offloads_moments(options)},
-            {"exponents of moments", 2 * MomentBuffer::exponent_bytes(own, options.moments)},
+            {"moments", MomentBuffer::element_bytes(moments, options.moments), offloads_moments(options)},
+            {"exponents of moments", MomentBuffer::exponent_bytes(moments, options.moments)},
             {"shard of weights", options.shard_weights ? own * int64_t(sizeof(floatX)) : 0},
             {"shard of gradients", options.shard_gradients ? own * size : 0},
             {"partial sums", gradient_sum_bytes(layout, options, data_parallel)},
@@ -127,12 +130,14 @@ void Optimizer<floatX>::set_state(Slot slot, Param p, int l, const float* values
 template <class floatX>
 void Optimizer<floatX>::set_shard(Slot slot, Param p, int l, const float* values) {
     if (slot == WEIGHTS && !weights.sharded()) model.set_param(p, l, values);
-    const BucketShard shard = weights.own_shard(model.layout.bucket_of(p, l));
+    if (!has(slot, p)) return;
+    const int b = model.layout.bucket_of(p, l);
+    const BucketShard shard = weights.own_shard(b);
     const int64_t offset = model.layout.offset(p, l);
     const int64_t begin = std::max(offset, shard.begin);
     const int64_t count = std::min(offset + model.layout.size(p), shard.begin + shard.count) - begin;
     if (count <= 0) return;
-    const int64_t at = shard.at + begin - shard.begin;
+    const int64_t at = slot_layout(slot).at(b, begin);
     const float* own = values + begin - offset;
     if (slot == WEIGHTS && weights.sharded()) copy_rounded(weights.shard.data + at, own, count, model.stream);
     const bool converts = is_converted(slot);
@@ -160,14 +165,16 @@ void Optimizer<floatX>::weights_loaded() {
 template <class floatX>
 const float* Optimizer<floatX>::gather_state(Slot slot, const float* from, Param p, int l) {
     const int64_t offset = model.layout.offset(p, l), size = model.layout.size(p);
-    if (weights.shards == 1 && from) return from + offset;
+    const SlotLayout places = slot_layout(slot);
+    if (weights.shards == 1 && from) return from + places.at(p, l);
     float* whole = model.g(p, l);
     Comm::Ticket last = 0;
     for (int q = 0; q < weights.shards; q++) {
-        const BucketShard shard = shard_of(model.layout, model.layout.bucket_of(p, l), weights.shards, q);
+        const int b = model.layout.bucket_of(p, l);
+        const BucketShard shard = shard_of(model.layout, b, weights.shards, q);
         const int64_t begin = std::max(offset, shard.begin), end = std::min(offset + size, shard.begin + shard.count);
         if (begin >= end) continue;
-        const int64_t bytes = (end - begin) * int64_t(sizeof(float)), at = shard.at + begin - shard.begin;
+        const int64_t bytes = (end - begin) * int64_t(sizeof(float)), at = places.at(b, begin);
         float* to = whole + begin - offset;
         if (q == weights.shard_index && from) copy_on_device(to, from + at, bytes, model.stream);
         if (q == weights.shard_index && !from)
@@ -245,9 +252,9 @@ template <class floatX>
 void Optimizer<floatX>::update(int b, int64_t begin, int64_t end, float lr, int step) {
     const BucketShard own = weights.own_shard(b);
     const int64_t from = begin - own.begin, at = own.at + from;
-    ops::adamw(weights.local_shard(b) + from, master.data ? master.data + at : nullptr, m.from(at), v.from(at),
-               gradients.reduced_grads(b, begin), factor(), begin, end - begin, model.layout.decay_pattern(),
-               config.adamw, lr, step, model.stream);
+    ops::adamw(weights.local_shard(b) + from, master.data ? master.data + at : nullptr, m.from(at),
+               v.from(slot_layout(SECOND_MOMENT).at(b, begin)), gradients.reduced_grads(b, begin), factor(), begin,
+               end - begin, model.layout.decay_pattern(), config.adamw, lr, step, model.stream);
 }
 
 // The momentum of a layer's matrices, in the memory of their gradients. This rank computes it for its shard.
@@ -257,9 +264,8 @@ float* Optimizer<floatX>::momentum(int b, int step) {
     const BucketShard own = weights.own_shard(b);
     float* const whole = model.grads.bucket(b);
     const int64_t count = std::clamp<int64_t>(bucket.decayed_end - own.begin, 0, own.count);
-    ops::muon_momentum(whole + own.begin - bucket.begin, m.from(own.at), v.from(own.at),
-                       gradients.reduced_grads(b, own.begin), factor(), own.begin, count, Muon<floatX>::MOMENTUM,
-                       config.adamw, step, model.stream);
+    ops::muon_momentum(whole + own.begin - bucket.begin, m.from(own.at), gradients.reduced_grads(b, own.begin),
+                       factor(), own.begin, count, Muon<floatX>::MOMENTUM, config.adamw.seed, step, model.stream);
     if (weights.shards > 1) {
         Comm& comm = gradients.comm;
         comm.wait(comm.all_gather(whole, bucket.size() * int64_t(sizeof(float)), model.stream), model.stream);

@@ -44,6 +44,27 @@ struct MomentBuffer {
     Moment from(int64_t i) const { return Moment(elements.data, exponents.data, dtype).from(i); }
 };
 
+// Where the elements of a slot are in a rank's memory: its shards of all buckets. A second moment of Muon is only of
+// what AdamW updates: of a layer's bucket it has the part behind the matrices, or as much of it as a shard may have.
+struct SlotLayout {
+    const ParamLayout& layout;
+    int shards, shard_index;
+    bool without_matrices;
+
+    BucketShard shard(int b) const { return shard_of(layout, b, shards, shard_index); }
+    int64_t count(int b) const {
+        const Bucket bucket = layout.bucket(b);
+        return without_matrices && b > 0 ? std::min(shard(b).count, bucket.end - bucket.decayed_end) : shard(b).count;
+    }
+    int64_t total() const { return count(0) + layout.config.L * count(1); }
+    // That of element i of the flat buffer, in this rank's shard of bucket b.
+    int64_t at(int b, int64_t i) const {
+        const int64_t begin = shard(b).begin, first = without_matrices && b > 0 ? layout.bucket(b).decayed_end : 0;
+        return (b > 0 ? count(0) + (b - 1) * count(1) : 0) + i - std::max(begin, first);
+    }
+    int64_t at(Param p, int l) const { return at(layout.bucket_of(p, l), layout.offset(p, l)); }
+};
+
 const Groups& single_rank_groups();
 
 // Completes the model's weights from the ranks' shards, bucket by bucket.
@@ -101,7 +122,7 @@ struct Optimizer {
     GradReducer gradients;
     ParamGather<floatX> weights;  // the model waits for it before it reads weights
     DeviceBuffer<float> master;   // (layout.total / shards); empty if there are no separate master weights
-    MomentBuffer m, v;            // (layout.total / shards): means of the gradients and of their squares
+    MomentBuffer m, v;            // (slot_layout(slot).total()): means of the gradients and of their squares
     DeviceBuffer<float> stats = {2, "gradient norm"};  // norm, factor
     std::optional<Muon<floatX>> muon;                  // rule of the layers' matrices, with options.muon
 
@@ -120,6 +141,12 @@ struct Optimizer {
     // functions do with moments that are not fp32 and with state in host memory.
     void get_state(float* values, Slot slot, Param p, int l);
     bool reads_together() const { return weights.shards > 1 || model.layout.shard.count > 1; }
+
+    SlotLayout slot_layout(Slot slot) const {
+        return {model.layout, weights.shards, weights.shard_index, slot == SECOND_MOMENT && muon};
+    }
+    // Whether the slot has tensor p. Where it has not, set_state does nothing, and get_state must not be called.
+    bool has(Slot slot, Param p) const { return !slot_layout(slot).without_matrices || !is_layer_matrix(p); }
 
     // Computes the global norm of the gradients over all ranks, and the factor that scales it down to max_norm (0: no
     // clipping). A step that is not finite, or exceeds the limits, does not change the weights (ops.inc). Without

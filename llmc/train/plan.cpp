@@ -523,9 +523,14 @@ int64_t saved_copy_bytes(const Options& o, const GPT2Config& config, int64_t ste
     if (!o.checkpoint_async || o.checkpoint_every == 0 || o.output.empty()) return 0;
     const int64_t next = (step / o.checkpoint_every + 1) * o.checkpoint_every;
     const bool ends_before = o.steps > 0 && o.patience == 0 && next >= o.steps;
-    return ends_before ? 0 : ParamLayout(config).total * int64_t(NUM_SLOTS * sizeof(float));
+    if (ends_before) return 0;
+    const ParamLayout layout(config);
+    return (2 * layout.total + SlotLayout{layout, 1, 0, o.optimizer == UpdateRule::muon}.total()) *
+           int64_t(sizeof(float));
 }
 
-CheckpointFormat checkpoint_format(const Options& o) { return {o.export_dtype == Dtype::bf16, o.moments}; }
+CheckpointFormat checkpoint_format(const Options& o) {
+    return {o.export_dtype == Dtype::bf16, o.moments, o.optimizer == UpdateRule::muon};
+}
 
 bool keeps_best(const Options& o) { return o.keep_best || o.patience > 0; }

@@ -111,7 +111,8 @@ std::string Saver<floatX>::allocate_copy(int64_t bytes) {
         return format("a copy of the state takes %s, and %s are free", human_bytes(bytes).c_str(),
                       human_bytes(free).c_str());
     try {
-        while (copy.size() < NUM_SLOTS) copy.push_back(static_cast<float*>(host_allocate(bytes / NUM_SLOTS)));
+        for (Slot slot = 0; slot < NUM_SLOTS; slot++)
+            copy.push_back(static_cast<float*>(host_allocate(in_copy(slot).total() * int64_t(sizeof(float)))));
         return "";
     } catch (const Error& error) {
         for (float* slot : copy) host_free(slot);
@@ -153,18 +154,19 @@ template <class floatX>
 void Saver<floatX>::save_in_background(double begin) {
     if (!run.is_rank0() && !optimizer.reads_together()) return;
     const double begin_copy = seconds_now();  // the wait for the save before is no part of this save
-    const ParamLayout& layout = optimizer.full_layout;
     for (Slot slot = 0; slot < NUM_SLOTS; slot++)
-        for_each_tensor(layout, [&](Param p, int l) {
+        for_each_tensor(optimizer.full_layout, [&](Param p, int l) {
             run.groups.world.reached("copy of a tensor");
-            float* to = run.is_rank0() ? copy[size_t(slot)] + layout.offset(p, l) : nullptr;
-            optimizer.get_state(to, slot, p, l);
+            float* to = run.is_rank0() ? copy[size_t(slot)] + in_copy(slot).at(p, l) : nullptr;
+            if (optimizer.has(slot, p)) optimizer.get_state(to, slot, p, l);
         });
     if (!run.is_rank0()) return;
     const auto write = [this, begin_copy, stall_ms = 1e3 * (seconds_now() - begin), state = trainer.state,
                         training = std::this_thread::get_id()] {
         if (std::this_thread::get_id() != training) yield_to_training();
-        const TensorView view = view_flat(optimizer.full_layout, {copy.begin(), copy.end()});
+        const TensorView view = [this](Slot slot, Param p, int l) {
+            return copy[size_t(slot)] + in_copy(slot).at(p, l);
+        };
         SaveResult result = write_checkpoint(run, optimizer.full_layout, view, state, begin_copy);
         result.stall_ms = stall_ms;
         return result;

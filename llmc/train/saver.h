@@ -47,6 +47,9 @@ struct Saver {
     void finish(bool before_last);  // waits for the save in flight
 
   private:
+    SlotLayout in_copy(Slot slot) const {
+        return {optimizer.full_layout, 1, 0, optimizer.slot_layout(slot).without_matrices};
+    }
     std::string allocate_copy(int64_t bytes);
     void save_in_background(double begin);
     SaveResult save_now();

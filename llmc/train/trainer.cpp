@@ -97,6 +97,10 @@ void Trainer<floatX>::load_state() {
             log.warn(format("the checkpoint's moments are %s; they are %s %s (--moments)", MOMENT_WORDS[int(stored)],
                             run.options.moments == MomentDtype::fp32 ? "widened to" : "rounded to",
                             MOMENT_WORDS[int(run.options.moments)]));
+        if (state.by_muon && run.options.optimizer == UpdateRule::adamw)
+            log.warn(
+                "--optimizer adamw: the checkpoint has no second moments of matrices, as muon keeps none; they are "
+                "estimated from the first ones");
         outliers.restore(state.health, start.resume + "/trainer.json");
     } else if (!start.weights.empty()) {
         const GPT2Config& source = start.hf_config.model;

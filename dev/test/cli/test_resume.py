@@ -175,6 +175,7 @@ def test_a_run_goes_on_with_the_other_optimizer_and_says_so(tmp_path, data):
     for optimizer, before in [("muon", "adamw"), ("adamw", "muon")]:
         part = run(train_command("--resume", options, "--stop-after 4 --optimizer", optimizer, out=out, data=data))
         assert f'changed since the checkpoint: --optimizer "{optimizer}" (was "{before}")' in part.err
+        assert ("the checkpoint has no second moments of matrices" in part.err) == (before == "muon")
     losses = out.by_step("step", "loss")
     assert sorted(losses) == list(range(12)) and max(losses[step] for step in range(8, 12)) < losses[3]
 

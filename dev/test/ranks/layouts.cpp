@@ -188,6 +188,7 @@ struct Training {
 
     void take_state(const std::string& name, Slot slot) {
         for_each_tensor(optimizer.full_layout, [&](Param p, int l) {
+            if (!optimizer.has(slot, p)) return;
             std::vector<float> values(size_t(optimizer.full_layout.size(p)));
             optimizer.get_state(groups.world.rank == 0 ? values.data() : nullptr, slot, p, l);
             if (groups.world.rank > 0) return;

@@ -63,6 +63,25 @@ TEST_CASE_FIXTURE(Output, "impossible values in trainer.json are refused, even i
     }
 }
 
+TEST_CASE_FIXTURE(Output, "a checkpoint of Muon has no second moments of matrices, and they are estimated") {
+    SaveOptions options = save_options(out);
+    options.format.muon = true;
+    const std::string saved = save(options, 1).dir;
+    CHECK(open_safetensors(saved + "/optimizer.safetensors").tensors.size() == 2 * 28 - 8);
+    FlatState got(small_model, 0), want(small_model, 1);
+    CHECK(load_checkpoint(saved, got.layout, got.writer()).by_muon);
+    for_each_tensor(got.layout, [&](Param p, int l) {
+        double squares = 0.0;
+        const auto size = got.layout.size(p), begin = got.layout.offset(p, l);
+        for (int64_t i = begin; i < begin + size; i++) squares += std::pow(double(want.m[size_t(i)]), 2);
+        for (int64_t i = begin; i < begin + size && is_layer_matrix(p); i++) {
+            CHECK(got.v[size_t(i)] == doctest::Approx(39.0 * squares / double(size)));
+            want.v[size_t(i)] = got.v[size_t(i)];
+        }
+    });
+    CHECK(same_tensors(got, want));
+}
+
 TEST_CASE_FIXTURE(Output, "a trainer.json is refused that names other files, is of another version, or is missing") {
     const std::string saved = save(save_options(out), 1).dir, path = saved + "/trainer.json";
     const json good = json::parse(read_bytes(path));
