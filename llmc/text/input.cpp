@@ -226,7 +226,7 @@ static std::string why_refused(const TextFile& file, std::string_view start) {
     if (content && !(content->is_text && file.format == Format::text))
         return format("%s %s, not %s; %s", file.command.empty() ? "is" : "holds", content->what,
                       content->is_text ? "JSON or CSV" : "text", content->remedy);
-    if (suffix_of(file.path, {".parquet"})) return "is no Parquet file; get it again";
+    if (suffix_of(unpacked_name(file.path), {".parquet"})) return "is no Parquet file; get it again";
     const size_t zero = start.find('\0');
     if (zero == start.npos) return "";
     return format("is no text: byte %s is zero; if it is UTF-16, convert it with iconv -f UTF-16 -t UTF-8",
@@ -256,9 +256,12 @@ static Format json_format(std::string_view start, bool named) {
     return named || !whole || is_object(std::string(line)) ? Format::json_lines : Format::text;
 }
 
-// Whether the first object, if `start` has all of it, has a text or null under the key.
+// Whether the first object, if `start` has all of it, has a text or null under the key. Texts and numbers alone have
+// none; a text of a table says what is wrong with a row.
 static bool first_has_text(const TextFile& file, std::string_view start, const std::string& key) try {
     if (file.format == Format::text) return true;
+    const size_t first = start.find_first_not_of(" \t\r\n[");
+    if (!file.is_table && first < start.size() && strchr("\"-0123456789", start[first])) return false;
     const size_t begin = start.find('{'), end = begin == start.npos ? begin : json_object_end(start, begin);
     if (end == start.npos) return true;
     const Json row = parse_python_json(std::string(start.substr(begin, end - begin)), file.path);

@@ -43,8 +43,7 @@ struct TextFile {
 
 struct FoundFiles {
     std::vector<TextFile> texts;                               // each file once
-    std::map<std::string, std::vector<std::string>> left_out;  // files in folders that are no text, and other names of
-                                                               // text files, by the reason: "already read"
+    std::map<std::string, std::vector<std::string>> left_out;  // files that are not read, by the reason: "already read"
 };
 
 // Refuses inputs that do not exist or cannot be read, folders without text files (EXIT_NO_INPUT), and files that are

@@ -239,9 +239,8 @@ static void read_merges(TokenizerParser& p, const Json& merges) {
 
 // Finds the token that ends documents. No text may be merged into it. Returns whether transformers finds it, too.
 static bool find_end_of_text(TokenizerParser& p) {
-    std::vector<int> candidates = {find_id(p, END_OF_TEXT), find_id(p, role(p, "eos_token"))};
-    candidates.push_back(
-        find_id(p, content_of(p.config["eos_token"])));  // special_tokens_map.json may name another one
+    std::vector<int> candidates = {find_id(p, END_OF_TEXT), find_id(p, role(p, "eos_token")),
+                                   find_id(p, content_of(p.config["eos_token"]))};  // its role may be another file's
     const Json& in_model = p.model["eos_token_id"];
     for (const Json& id : in_model.type == Json::array ? in_model.items : std::vector{in_model})
         candidates.push_back(id.is_index(p.tokenizer.vocab_size()) ? id.get<int>() : -1);
@@ -278,8 +277,7 @@ static std::vector<int> prefix_of(const TokenizerParser& p, const Json& processo
         }
     }
     if (!supported)
-        refuse(p,
-               "post_processor is " + shown(processor) + "; only one that puts tokens in front of a text is supported");
+        refuse(p, "post_processor is " + shown(processor) + "; only one that puts tokens before a text is supported");
     return prefix;
 }
 

@@ -60,6 +60,7 @@ TEST_CASE("inputs that are empty or not text are refused, and JSONL that is brok
          "is a git-lfs pointer in place of the file, not text"},
         {"a.json", "<html>", "is a web page (HTML), not JSON or CSV; a download may have failed"},
         {"a.parquet", "x", "a.parquet: is no Parquet file; get it again"},
+        {"a.Parquet.gz", "x", "a.Parquet.gz: is no Parquet file; get it again"},
         {"a.txt.gz", "", "is empty, and its name says that it is packed"},
         {"a.txt", "\xff\xfe.", "is UTF-16, not text; convert it with iconv"},
         {"a.txt", std::string("\xff\xfe\0\0.\0\0\0", 8), "is UTF-32, not text; convert it with iconv -f UTF-32"},
@@ -115,6 +116,8 @@ TEST_CASE("a folder's text is read, and neither a run's log, a model's JSON, nor
                           {"config.json", "{\n  \"n_layer\": 2\n}\n"},
                           {"vocab.json", "{\"text\": \"x\"}"},
                           {"a.txt", "%PDF-1.7"},
+                          {"a_labels.json", "[\"a\", {}]"},
+                          {"a_sizes.json", " [ [-1, 2] ]"},
                           {"b.csv", "id,n\n1,2\n"}});
     check_refused(run, EXIT_NO_INPUT, "in: holds no text file (.txt ");
     check_refused(run, EXIT_NO_INPUT, "log.jsonl is without text under \"text\" (--text-key); name the files");
@@ -122,7 +125,7 @@ TEST_CASE("a folder's text is read, and neither a run's log, a model's JSON, nor
     CHECK(run.train() == documents({"the"}));
     FoundFiles found = find_text_files({run.folder / "in"}, "text");
     CHECK(found.left_out["of other kinds"].size() == 3);
-    CHECK(found.left_out["without text under \"text\" (--text-key)"].size() == 3);
+    CHECK(found.left_out["without text under \"text\" (--text-key)"].size() == 5);
 }
 
 TEST_CASE("the message has the first line that is broken, for any number of threads") {
