@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# datatrove_end_of_text.sh: datatrove's DocumentTokenizer puts nothing between documents, although its help says it does.
+# datatrove_end_of_text.sh: datatrove's DocumentTokenizer puts nothing between documents, against its docstring.
 #
 # Guess: eos_token is "<|endoftext|>" by default, as the class's docstring says, so GPT-2's tokens of several documents
 # are apart, and a document has its token at the end.
-# Behaviour: the parameter's default is None, and then the documents of a .ds file run together; only the .ds.index knows
-# where they end, which readers of bare tokens do not read, and an empty document leaves no trace at all. With
-# eos_token each document ends with it; none begins with it. In both cases the characters <|endoftext|> within a
-# document become that token, so a reader that splits by it finds other documents than there were.
+# Behaviour: the parameter's default is None, and the documents of a .ds file then run together. Only the .ds.index has
+# their ends, which readers of bare tokens do not read, and an empty document leaves no token at all. With eos_token
+# each document ends with it; none begins with it. In both cases the characters <|endoftext|> within a document become
+# that token, so a reader that splits by it finds other documents than there were.
 # Versions: datatrove 0.10.1, tokenizers 0.22.2, Python 3.11.
 # Output seen: that of `want` below. Exit code 1 if it has changed.
 set -euo pipefail
