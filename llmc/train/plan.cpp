@@ -134,7 +134,9 @@ std::vector<MemoryItem> training_memory(Dtype dtype, const GPT2Config& config, c
     for (const ParamSpec& spec : param_table) largest = std::max<int64_t>(largest, layout.size(spec.id));
     // Tensor-parallel ranks also hold their own shard of a tensor, and that of another rank.
     const int64_t shards = options.tensor.count > 1 ? 2 * largest / options.tensor.count : 0;
-    items.push_back({"loading", (largest + shards) * int64_t(sizeof(float)), true});
+    // Codes of a whole tensor are made from its floats, and read to them.
+    const int64_t codes = options.moments == MomentDtype::block8 ? largest : 0;
+    items.push_back({"loading", (largest + shards) * int64_t(sizeof(float)) + codes, true});
     return items;
 }
 

@@ -13,13 +13,14 @@ AUTO = "--precision fp32 --layers 8 --heads 4 --channels 128 --seq-len 1024 --gl
 
 
 @pytest.mark.isa
-@pytest.mark.parametrize("precision", ["bf16", "fp32"])
-@pytest.mark.parametrize("saves, limit", [("", "unlimited"), ("a copy of the state while it is saved", "unlimited"),
-                                          ("training waits for saves: no memory for a copy of", 1600000)])
+@pytest.mark.parametrize("precision, saves, limit", [
+    ("bf16", "", "unlimited"), ("fp32", "a copy of the state while it is saved", "unlimited"),
+    ("fp32", "training waits for saves: no memory for a copy of", 1600000),
+    ("bf16 --moments 8bit --master-weights off", "training waits for saves: no memory for a copy of", 1600000)])
 def test_the_peak_of_a_run_is_that_of_its_plan(precision, saves, limit, start, data, tmp_path):
     out, shell = tmp_path / "run" if saves else "", limited(f"-v {limit}")
     steps = "--steps 2 --checkpoint-every 1" if saves else ""
-    program, *options = train_command(LARGE, "--precision", precision, steps, out=out, data=data, val=False)
+    program, *options = train_command(LARGE, f"--precision {precision}", steps, out=out, data=data, val=False)
     plan = run(shell, program, "plan --measure off", options).out
     number, unit = re.search(r"^memory\s+([0-9.]+) (MiB|GiB) of .* available: ", plan, re.MULTILINE).groups()
     mib = float(number) * {"MiB": 1, "GiB": 1024}[unit]
@@ -29,7 +30,7 @@ def test_the_peak_of_a_run_is_that_of_its_plan(precision, saves, limit, start, d
     process = start(shell, program, options)
     _, status, usage = os.wait4(process.pid, 0)
     assert status == 0, process.output
-    assert 0.95 * mib <= usage.ru_maxrss / 1024 <= 1.05 * mib
+    assert mib - 10 <= usage.ru_maxrss / 1024 <= mib + 50  # the program itself
 
 
 @pytest.mark.isa
