@@ -102,10 +102,19 @@ def test_the_third_failed_save_ends_the_run(n, mode, data, tmp_path):
     assert Run(tmp_path / "run").last_step() >= 5 and not any((tmp_path / "run").glob("step_*"))
 
 
-def test_a_run_without_memory_for_a_copy_waits_for_its_saves_and_says_so(data, tmp_path):
-    options = f"{LARGE} --steps 2 --warmup 0 --checkpoint-every 1"
-    result = run(NO_MEMORY, train_command(options, out=tmp_path / "run", data=data, val=False))
+def test_a_run_without_memory_for_a_copy_waits_for_its_saves_and_is_whole_after_a_kill(start, closed_gate, data,
+                                                                                       tmp_path):
+    out = tmp_path / "run"
+    command = train_command(f"{LARGE} --steps 4 --warmup 0 --checkpoint-every 1", out=out, data=data, val=False)
+    result = run(NO_MEMORY, command, "--stop-after 2")
     assert "training waits for each checkpoint: a copy of the state takes" in result.out + result.err
+    process = start(NO_MEMORY, command, "--resume", env=closed_gate[0])
+    save_in_flight(process, out)
+    process.signal(signal.SIGKILL)
+    process.wait()
+    assert Run(out).unfinished() and Run(out).last_step() == 2  # no step is taken during the save
+    result = run(NO_MEMORY, command, "--resume")
+    assert f"resumed from {out}/step_000002" in result.out + result.err and Run(out).latest() == "step_000004"
 
 
 def test_two_gpus_save_the_same_bytes_in_flight(data, tmp_path):
