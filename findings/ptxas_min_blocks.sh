@@ -35,8 +35,9 @@ for version in 13.0.88 13.5.37; do
     nvcc=$(echo "$folder/$version"/lib/python3.*/site-packages/nvidia/cu13/bin/nvcc)
     for target in sm_80 sm_89 sm_90 sm_120; do
         "$nvcc" -arch=$target -cubin -Xptxas -v -o "$folder/bounds.cubin" "$folder/bounds.cu" 2>"$folder/log"
-        echo $version $target $(sed -nE "s/.*entry function '(\w+)'.*/\1/p; s/.*Used ([0-9]+) registers.*/\1/p" \
-            "$folder/log" | paste - - | sort) ignored: $(grep -c 'minnctapersm will be ignored' "$folder/log")
+        registers=$(sed -nE "s/.*entry function '(\w+)'.*/\1/p; s/.*Used ([0-9]+) registers.*/\1/p" "$folder/log" |
+            paste - - | sort | xargs)
+        echo "$version $target $registers ignored: $(grep -c 'minnctapersm will be ignored' "$folder/log")"
     done
 done | sed 's/threads_//g; s/_blocks_/x/g' | tee "$folder/got"
 
