@@ -38,7 +38,7 @@ struct Declared {
     unsigned kind;
     CLI::Option* option;
     std::function<Json()> json;  // the field's value
-    bool from_run = false;       // it was set by run.toml
+    bool from_run = false;       // run.toml decides, also about options of newer versions
 
     bool is_set() const { return option->count() > 0; }  // by the command line or a file
     std::string value() const;                           // text for the command line
@@ -234,8 +234,7 @@ static std::string resolve_path(const std::string& path, const std::string& dire
     return out + "/" + path;
 }
 
-// Takes the options in a file that are not set, and says which ones a recipe does not change in the run that is
-// resumed, whose run.toml is read before (saved).
+// Takes a file's options that are not set. saved: it is run.toml of the run that is resumed, which no recipe changes.
 void Parser::read_text(const std::string& path, const std::string& text, bool saved) {
     in_file = true;
     const bool shape_is_set = has_shape();
@@ -244,6 +243,7 @@ void Parser::read_text(const std::string& path, const std::string& text, bool sa
     const bool leaves_cooldown = schedule && schedule->is_set() && o.schedule != Decay::wsd;
     std::string directory, taken, kept;
     std::set<std::string> found;
+    for (Declared& d : all) d.from_run |= saved && !d.is_set();
     auto items = parse_toml(text, path);
     for (auto& [name, value] : items)  // saved by version 0.3.0
         if (saved && name == "cudnn") name = "attention", value = value == "off" ? "mma" : "auto";
@@ -260,9 +260,10 @@ void Parser::read_text(const std::string& path, const std::string& text, bool sa
         Declared* d = find("--" + name);
         if (!d) fail(EXIT_BAD_DATA, "%s: %s", path.c_str(), unknown_option("--" + name, known).c_str());
         if (saved) o.saved[name] = d->json().type == Json::string ? toml_quoted(value) : value;
-        if (d->from_run && !d->has(value)) kept += " --" + name + " " + shell_word(d->value());
-        if (d->is_set() || (saved && d->kind & ONE_START) || (shape_is_set && d->kind & SHAPE)) continue;
         if (name == "cooldown" && leaves_cooldown) continue;
+        if (!saved && d->from_run && !d->has(value)) kept += " --" + name + " " + shell_word(d->value());
+        const bool not_here = saved ? d->kind & ONE_START : d->from_run;
+        if (d->is_set() || not_here || (shape_is_set && d->kind & SHAPE)) continue;
         const bool is_path = d->kind & PATH && !std::ranges::count(words_of(d->option->get_option_text()), value);
         const std::string here = is_path ? resolve_path(value, directory, d->kind & PATTERN & ~PATH) : value;
         try {
@@ -272,7 +273,6 @@ void Parser::read_text(const std::string& path, const std::string& text, bool sa
             fail(EXIT_BAD_DATA, "%s (from %s; --%s on the command line comes first)", error.what(), path.c_str(),
                  name.c_str());
         }
-        d->from_run = saved;
         if (d->value() != d->option->get_default_str()) taken += " --" + name + " " + shell_word(d->value());
     }
     if (!taken.empty()) o.taken.push_back("options from " + path + ":" + taken);
