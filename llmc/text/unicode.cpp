@@ -17,18 +17,21 @@ static constexpr uint32_t white[] = {0x09,   0x0a,   0x0b,   0x0c,   0x0d,   0x2
                                      0x2000, 0x2001, 0x2002, 0x2003, 0x2004, 0x2005, 0x2006, 0x2007, 0x2008,
                                      0x2009, 0x200a, 0x2028, 0x2029, 0x202f, 0x205f, 0x3000};
 
+// A lambda would be constexpr: the compiler would then try to fill the table, for a second.
+static std::vector<CharClass> all_classes() {
+    std::vector<CharClass> all(0x110000, OTHER);
+    const auto fill = [&](const auto& runs, CharClass type) {
+        auto at = all.begin();
+        for (size_t i = 0; i < std::size(runs); i += 2) at = std::fill_n(at + runs[i], runs[i + 1], type);
+    };
+    fill(letter_runs, LETTER);
+    fill(number_runs, NUMBER);
+    for (const uint32_t c : white) all[c] = WHITE;
+    return all;
+}
+
 static CharClass class_of(uint32_t code) {
-    static const std::vector<CharClass> classes = [] {
-        std::vector<CharClass> all(0x110000, OTHER);
-        const auto fill = [&](const auto& runs, CharClass type) {
-            auto at = all.begin();
-            for (size_t i = 0; i < std::size(runs); i += 2) at = std::fill_n(at + runs[i], runs[i + 1], type);
-        };
-        fill(letter_runs, LETTER);
-        fill(number_runs, NUMBER);
-        for (const uint32_t c : white) all[c] = WHITE;
-        return all;
-    }();
+    static const std::vector<CharClass> classes = all_classes();
     return classes[code];
 }
 
