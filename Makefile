@@ -190,9 +190,10 @@ $(2): $(BUILD)/std-$(1)/std.h.gch
 endef
 $(eval $(call with_std,Og,$(filter-out $(FAST:%=$(BUILD)/%.o),$(WITH_STD))))
 $(eval $(call with_std,O3,$(filter $(FAST:%=$(BUILD)/%.o),$(WITH_STD))))
-$(BUILD)/std-%/std.h.gch: mk/std.h $(RULES)
-	@mkdir -p $(@D) && cp $< $(@D)
-	$(call compile,CXX   $< -$*,$(CXX) $(subst -Og,-$*,$(STD_FLAGS)) -x c++-header)
+$(BUILD)/std-Og/std.h $(BUILD)/std-O3/std.h: $(BUILD)/std-%/std.h: mk/std.h $(RULES)
+	@mkdir -p $(@D) && grep -v 'not -$*' $< >$@
+$(BUILD)/std-%/std.h.gch: $(BUILD)/std-%/std.h
+	$(call compile,CXX   mk/std.h -$*,$(CXX) $(subst -Og,-$*,$(STD_FLAGS)) -x c++-header)
 endif
 
 include mk/version.mk
