@@ -125,7 +125,7 @@ void head_backward(floatX* dinp, float* dweight, void* memory_block, const float
                                  pulled ? x + load(pulled + i, width) * memory.pull[n] : x, width);
                        });
                    });
-    blocked_matmul(dweight, columns, scaled, head.Vp, head.C, head.N, accumulate, [](int, int, int, const float*) {});
+    blocked_matmul(dweight, columns, scaled, head.Vp, head.C, head.N, accumulate, {});
     add_target_rows(dweight, memory.pull, head);
 }
 

@@ -55,10 +55,10 @@ int block_rows(int M, bool in_place) { return in_place ? M : std::min(M, MAX_ROW
 
 // Scratch memory of a matmul.
 struct MatmulScratch {
-    float* packed_b[2];  // of two blocks
+    float* packed_b[2];  // two blocks
     float* packed_a;     // A_SIZE for each thread
-    // Of one result block, unless the sums are in place (in c). If K is one block, they are complete at once, and each
-    // thread has room for BLOCK_COLUMNS columns of them, which stay in its cache.
+    // The sums of one result block, unless they are in place (in c). If K is one block, they are complete at once, and
+    // each thread has room for BLOCK_COLUMNS columns of them, which stay in its cache.
     float* sums;
     int64_t bytes;
     static constexpr int64_t A_SIZE = int64_t(KC) * MAX_TASK_PANELS * MR * COPIES;
@@ -99,10 +99,25 @@ struct Block {
     int row, rows, column, columns, k, depth;
 };
 
+// A reference to a function of (row, column, columns, sums), or none. With the function's type as a parameter compilers
+// would make the matmul's loops again for each one.
+struct Epilogue {
+    const void* body = nullptr;
+    void (*call)(const void* body, int row, int column, int columns, const float* sums) = nullptr;
+
+    Epilogue() = default;
+    template <class Body>
+    Epilogue(const Body& function) : body(&function) {
+        call = [](const void* body, int row, int column, int columns, const float* sums) {
+            (*static_cast<const Body*>(body))(row, column, columns, sums);
+        };
+    }
+};
+
 // c (M, N) = a (M, K) b (K, N), or += if accumulate. c may be null: the sums are then kept in scratch.
-// epilogue(row, column, columns, sums) is called when the sums of `columns` elements of a row are complete; every
-// element of the result is in one such call. With unit = BLOCK_COLUMNS each call's columns begin at a multiple of it.
-template <class floatX, class Epilogue>
+// The epilogue is called when the sums of `columns` elements of a row are complete; every element of the result is in
+// one such call. With unit = BLOCK_COLUMNS each call's columns begin at a multiple of it.
+template <class floatX>
 struct Matmul {
     float* c;
     Operand<floatX> a, b;
@@ -163,16 +178,17 @@ struct Matmul {
             float* const part = complete ? sums : sums + j;
             macrokernel(part, ld, own_a, block_b + int64_t(j) * block.depth, rows, columns, block.depth,
                         accumulate || block.k > 0);
-            if (block.k + block.depth == K)
-                for (int r = 0; r < rows; r++) epilogue(row + r, block.column + j, columns, part + int64_t(r) * ld);
+            if (epilogue.call && block.k + block.depth == K)
+                for (int r = 0; r < rows; r++)
+                    epilogue.call(epilogue.body, row + r, block.column + j, columns, part + int64_t(r) * ld);
         }
     }
 };
 
-template <class floatX, class Epilogue>
+template <class floatX>
 void blocked_matmul(float* c, const Operand<floatX>& a, const Operand<floatX>& b, int M, int N, int K, bool accumulate,
                     const Epilogue& epilogue, int unit = NR) {
-    Matmul<floatX, Epilogue>{c, a, b, M, N, K, accumulate, epilogue, unit}.run();
+    Matmul<floatX>{c, a, b, M, N, K, accumulate, epilogue, unit}.run();
 }
 
 // matmul_forward for N = 1: inp (IC), weight (OC, IC), out (OC). It is bound by reading the weight once.
@@ -220,13 +236,13 @@ template <class floatX>
 void matmul_forward(const MatmulForward<floatX>& m, int N, int IC, int OC, Stream) {
     if (N == 1) return forward_one_row(m, IC, OC);
     const Operand<floatX> x{m.inp, false, IC}, w{m.weight.rows, true, IC};
-    const bool no_epilogue = std::is_same_v<floatX, float> && !m.bias && !m.pre_gelu && !m.residual;
-    blocked_matmul(sums_in(m.out.data), x, w, N, OC, IC, false, [&](int n, int o, int count, const float* sums) {
+    const auto epilogue = [&](int n, int o, int count, const float* sums) {
         const int64_t at = int64_t(n) * OC + o;
-        if (!no_epilogue)
-            forward_epilogue(m.out.data + at, m.pre_gelu ? m.pre_gelu + at : nullptr, sums,
-                             m.bias ? m.bias + o : nullptr, m.residual ? m.residual + at : nullptr, count);
-    });
+        forward_epilogue(m.out.data + at, m.pre_gelu ? m.pre_gelu + at : nullptr, sums, m.bias ? m.bias + o : nullptr,
+                         m.residual ? m.residual + at : nullptr, count);
+    };
+    const bool none = std::is_same_v<floatX, float> && !m.bias && !m.pre_gelu && !m.residual;
+    blocked_matmul(sums_in(m.out.data), x, w, N, OC, IC, false, none ? Epilogue() : epilogue);
 }
 
 template <class floatX>
@@ -234,14 +250,14 @@ void matmul_backward(const MatmulBackward<floatX>& m, int N, int IC, int OC, Str
     const Operand<floatX> dy{m.dout, false, OC}, dy_transposed{m.dout, true, OC}, x{m.inp, false, IC};
     const Operand<floatX> w{m.weight.rows, false, IC};
     floatX* const dinp = m.dinp.data;
-    const bool no_epilogue = std::is_same_v<floatX, float> && !m.pre_gelu;
-    if (dinp)
-        blocked_matmul(sums_in(dinp), dy, w, N, IC, OC, false, [&](int n, int i, int count, const float* sums) {
-            const int64_t at = int64_t(n) * IC + i;
-            if (!no_epilogue) dinp_epilogue(dinp + at, sums, m.pre_gelu ? m.pre_gelu + at : nullptr, count);
-        });
+    const auto epilogue = [&](int n, int i, int count, const float* sums) {
+        const int64_t at = int64_t(n) * IC + i;
+        dinp_epilogue(dinp + at, sums, m.pre_gelu ? m.pre_gelu + at : nullptr, count);
+    };
+    const bool none = std::is_same_v<floatX, float> && !m.pre_gelu;
+    if (dinp) blocked_matmul(sums_in(dinp), dy, w, N, IC, OC, false, none ? Epilogue() : epilogue);
     if (!m.dweight) return;
-    blocked_matmul(m.dweight, dy_transposed, x, OC, IC, N, m.accumulate, [](int, int, int, const float*) {});
+    blocked_matmul(m.dweight, dy_transposed, x, OC, IC, N, m.accumulate, {});
     if (m.dbias) column_sums(m.dbias, m.dout, N, OC, m.accumulate);
 }
 

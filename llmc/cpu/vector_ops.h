@@ -322,10 +322,10 @@ struct AdamWStep {
     uint64_t step;
 };
 
-// Updates a block. STOCHASTIC: there are no master weights; weights are rounded stochastically, by `bits`. words:
-// Philox's words for the block's moments.
-template <bool STOCHASTIC, MomentDtype MOMENTS, class floatX>
-static inline void adamw_block(floatX* weight, float* master, const Moment& m, const Moment& v, const float* grad,
+// Updates a block of fp32 weights, `master`, and of bf16 weights; one may be null. STOCHASTIC: master is null, and
+// weights are rounded stochastically, by `bits`. words: Philox's words for the block's moments.
+template <bool STOCHASTIC, MomentDtype MOMENTS>
+static inline void adamw_block(bf16* weight, float* master, const Moment& m, const Moment& v, const float* grad,
                                float decay, const uint32_t* bits, const uint32_t* words, AdamWStep s) {
     using enum WhichMoment;
     constexpr bool in_codes = MOMENTS == MomentDtype::block8;
@@ -358,7 +358,7 @@ static inline void adamw_block(floatX* weight, float* master, const Moment& m, c
             store_stochastic(weight + i, next, to_uint(*reinterpret_cast<const shortv_memory*>(bits + i / 2)));
         } else {
             store(master + i, next);
-            if constexpr (sizeof(floatX) != sizeof(float)) store(weight + i, next);
+            if (weight) store(weight + i, next);
         }
     }
     if constexpr (in_codes) {
@@ -368,8 +368,8 @@ static inline void adamw_block(floatX* weight, float* master, const Moment& m, c
 }
 
 // Updates a run of `count` elements that all have the same weight decay, from element `index` of the flat buffer on.
-template <bool STOCHASTIC, MomentDtype MOMENTS, class floatX>
-static inline void adamw_run(floatX* weight, float* master, const Moment& m, const Moment& v, const float* grad,
+template <bool STOCHASTIC, MomentDtype MOMENTS>
+static inline void adamw_run(bf16* weight, float* master, const Moment& m, const Moment& v, const float* grad,
                              int64_t count, float decay, int64_t index, AdamWStep s) {
     // VL indices of Philox are drawn at once: each has the bits of 8 weights, or those of a block of moments.
     constexpr int drawn = 8 * VL, at_once = drawn > FLAT_ALIGN ? drawn : int(FLAT_ALIGN), part = VL * int(FLAT_ALIGN);
@@ -380,23 +380,24 @@ static inline void adamw_run(floatX* weight, float* master, const Moment& m, con
         for (int64_t i = begin; i < count && i < begin + part; i += FLAT_ALIGN) {
             for (int64_t j = i; STOCHASTIC && (i - begin) % at_once == 0 && j < i + at_once; j += drawn)
                 random_words(bits + (j - i) / 8, s.config.seed, ROUNDING_STREAMS + s.step, uint64_t(index + j) / 8);
-            adamw_block<STOCHASTIC, MOMENTS>(weight + i, master ? master + i : nullptr, m.from(i), v.from(i), grad + i,
-                                             decay, bits[(i - begin) % at_once / 8], words[(i - begin) / FLAT_ALIGN],
-                                             s);
+            adamw_block<STOCHASTIC, MOMENTS>(weight ? weight + i : nullptr, STOCHASTIC ? nullptr : master + i,
+                                             m.from(i), v.from(i), grad + i, decay, bits[(i - begin) % at_once / 8],
+                                             words[(i - begin) / FLAT_ALIGN], s);
         }
     }
 }
 
-template <bool STOCHASTIC, class floatX>
-static void adamw_all(floatX* weight, float* master, Moment m, Moment v, const float* grad, int64_t first,
-                      int64_t count, DecayPattern decay, const AdamWStep& s) {
+template <bool STOCHASTIC>
+static void adamw_all(bf16* weight, float* master, Moment m, Moment v, const float* grad, int64_t first, int64_t count,
+                      DecayPattern decay, const AdamWStep& s) {
     for_chunks(count, 1 << 16, [=, &s](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end;) {
             const DecayPattern::Run run = decay.run(first + i);
             const int64_t n = (run.end - first < end ? run.end - first : end) - i;
             with_moments(m.dtype, [&](auto dtype) {
-                adamw_run<STOCHASTIC, dtype>(weight + i, master ? master + i : nullptr, m.from(i), v.from(i), grad + i,
-                                             n, run.decays ? s.config.weight_decay : 0.0f, first + i, s);
+                adamw_run<STOCHASTIC, dtype>(weight ? weight + i : nullptr, STOCHASTIC ? nullptr : master + i,
+                                             m.from(i), v.from(i), grad + i, n,
+                                             run.decays ? s.config.weight_decay : 0.0f, first + i, s);
             });
             i += n;
         }
@@ -411,10 +412,11 @@ void adamw(floatX* weight, float* master, Moment m, Moment v, const float* grad,
     const double inverse2 = 1.0 / (1.0 - pow(double(config.beta2), double(step)));
     const AdamWStep s = {config, *factor, float(inverse1), float(inverse2), float(sqrt(inverse2)), lr, uint64_t(step)};
     if constexpr (sizeof(floatX) == sizeof(float))
-        master = weight;
-    else if (!master)
-        return adamw_all<true>(weight, master, m, v, grad, begin, count, decay, s);
-    adamw_all<false>(weight, master, m, v, grad, begin, count, decay, s);
+        adamw_all<false>(nullptr, weight, m, v, grad, begin, count, decay, s);
+    else if (master)
+        adamw_all<false>(weight, master, m, v, grad, begin, count, decay, s);
+    else
+        adamw_all<true>(weight, nullptr, m, v, grad, begin, count, decay, s);
 }
 
 // ---- all operations
