@@ -38,7 +38,7 @@ class Run:
     def add(self, entry, series):
         kind, step = entry.get("kind"), entry.get("step")
         if kind == "run":
-            self.name = entry.get("name", self.name)  # of a curve
+            self.name = entry.get("name", self.name)  # a curve has one
             self.reference = entry.get("reference", {})
         if kind == "val" and entry.get("val_loss") and entry.get("reference_loss"):
             difference = entry["val_loss"] - entry["reference_loss"]

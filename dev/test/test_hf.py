@@ -263,7 +263,7 @@ metric_list: [{metric: acc}, {metric: perplexity}]
 def test_each_row_has_the_log_probability_and_the_accuracy_of_lm_eval(task, hf, tmp_path):
     """MODEL names a trained model; else a small one is trained for a few steps."""
     lm_eval, rows = pytest.importorskip("lm_eval"), DATA / f"eval/{task}.jsonl"
-    pytest.importorskip("accelerate")  # of lm-eval[hf]
+    pytest.importorskip("accelerate")  # lm-eval[hf] needs it
     if not rows.exists():
         pytest.skip(f"{rows} is not there")
     model = os.environ.get("MODEL")

@@ -38,7 +38,7 @@ struct TrainerState {
     Json options;            // object: the options of the run
     Json data;               // object: what identifies the training data
     Json health;             // object: Outliers::json (train/monitor.h); null: nothing is known
-    MomentDtype moments = MomentDtype::fp32;  // of the checkpoint from which load_checkpoint has read it
+    MomentDtype moments = MomentDtype::fp32;  // load_checkpoint sets it to that of the checkpoint
     bool by_muon = false;                     // that checkpoint has no second moments of the layers' matrices
 };
 

@@ -292,7 +292,7 @@ int run_tokenize(const Options& o, const Launch& launch) {
     if (!o.replace && !old_shards.empty())
         fail(EXIT_CANNOT_CREATE, "%s already exists; delete the shards with --replace, or choose another --output",
              old_shards[0].c_str());
-    for (const std::string& path : find_shards(o.output, ".bin.tmp")) remove_tree(path);  // of a call that was killed
+    for (const std::string& path : find_shards(o.output, ".bin.tmp")) remove_tree(path);  // a killed call left it
     progress.start = seconds_now();
     const Tokenizer tokenizer =
         o.train_bpe > 0 ? train_on(o, found.texts, rules, threads, progress) : load_tokenizer(o.tokenizer);

@@ -28,7 +28,7 @@ struct Options {
     Command command = Command::train;
     std::string command_line;  // quoted for a shell
     std::string answer;
-    std::vector<std::string> taken;            // what files set, for the user: "options from x/run.toml: --lr 0.001"
+    std::vector<std::string> taken;            // settings of files: "options from x/run.toml: --lr 0.001"
     std::map<std::string, std::string> saved;  // name and TOML value of each option in the run.toml of --resume
     std::vector<std::string> inputs;           // files to tokenize; of export the model and the new file
 

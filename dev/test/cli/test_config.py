@@ -51,7 +51,7 @@ def test_relative_paths_are_relative_to_where_the_run_began_or_to_where_they_are
 
 
 def test_another_micro_batch_on_resume_keeps_the_tokens_of_a_step(tmp_path, data):
-    odd = shutil.copytree(data, tmp_path / os.fsdecode(b'd\xffx #"]'))  # which run.toml has to name
+    odd = shutil.copytree(data, tmp_path / os.fsdecode(b'd\xffx #"]'))  # run.toml has to name it
     out = train("--global-batch 0 --steps 2 --checkpoint-every 2", out=tmp_path / "run", data=odd)
     resume(out, "--steps 3 --micro-batch 1")
     assert out.by_step("step", "tokens") == {0: 32, 1: 64, 2: 96}

@@ -89,7 +89,7 @@ TEST_CASE("deterministic backward processes a micro-batch in parts and agrees wi
     if (!emulated) compare({9, 1024, 1, 64}, true, 10 << 20);  // parts of 5 and 4: dS has 2 MiB a sequence
 }
 
-// What `run` computes with the routes timed, and the choices.
+// The result of `run` with the routes timed, and the choices.
 template <class Run>
 static AlgorithmChoices timed_choices(const Run& run) {
     gpu::load_algorithms({});

@@ -69,7 +69,7 @@ class Machine:
         return "bash", self.tree / "dev/gpu_pass.sh", "-o", self.out, *stages
 
     def made(self):
-        """What make was asked for, one list of words per call."""
+        """The targets given to make, one list of words per call."""
         return [line.split() for line in (self.tree / "made.txt").read_text().splitlines()]
 
     def archive(self):
