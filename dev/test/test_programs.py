@@ -15,6 +15,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import mutants
 import pytest
 from harness import RELEASE, ROOT, execute, needs_isa
 
@@ -212,3 +213,7 @@ def test_arm64(name, run_cases):
         pytest.skip("no cross compiler or qemu (apt-get install g++-aarch64-linux-gnu qemu-user)")
     build("CXX=aarch64-linux-gnu-g++", "tests")
     run_cases(*QEMU, ARM / name, limit=3600)
+
+
+def test_each_fault_of_mutants_is_possible():
+    assert mutants.stale() == []
