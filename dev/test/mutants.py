@@ -89,7 +89,7 @@ MUTANTS = [
      "test_options"),
     ("options", "--beta1 1 is accepted, and divides by zero", "train/options.inc", 'the first moment", 0, 1 - 1e-9)',
      'the first moment", 0, 1)', "test_options"),
-    ("options", "--config overrides the command line", "train/options.cpp", "if (d->is_set() || (saved", "if ((saved",
+    ("options", "--config overrides the command line", "train/options.cpp", "if (d->is_set() || not_here", "if (not_here",
      "test_options"),
     ("options", "--stop-after is kept, so that each resume stops again", "train/options.inc",
      'OPTION(ONE_START, "", stop_after', 'OPTION(FREE, "", stop_after', "test_options cli/test_resume.py"),
