@@ -18,18 +18,21 @@
 template <class floatX>
 static void check_memory(const Options& o, const GPT2Config& config, int T, const MemoryOptions& options,
                          int64_t available) {
-    const auto bytes = [&](int B) {
+    const auto bytes = [&](int B, int T) {
         const int64_t batches = 3 * 2 * int64_t(sizeof(int)) * B * T;  // tokens and targets in the loader
         return batches + device_bytes(model_memory<floatX>(config, Purpose::eval, B, T, options));
     };
-    int fits = o.micro_batch;
-    while (fits > 0 && bytes(fits) > available) fits /= 2;
+    int fits = o.micro_batch, shorter = T;
+    while (fits > 0 && bytes(fits, T) > available) fits /= 2;
     if (fits == o.micro_batch) return;
-    std::string advice = fits > 0 ? format("--micro-batch %d", fits) : "a smaller --seq-len";
+    while (fits == 0 && shorter > 0 && bytes(1, shorter) > available) shorter /= 2;
+    std::string advice = fits > 0      ? format("--micro-batch %d", fits)
+                         : shorter > 0 ? format("--micro-batch 1 --seq-len %d", shorter)
+                                       : "a machine with more";
     // CPU ranks that share a layer also share the memory of their machine.
     if (fits == 0 && !device_memory_is_host()) advice += ", or --tensor-parallel on more ranks";
     fail(EXIT_USAGE, "--micro-batch %d with --seq-len %d needs %s of memory, and %s are free; try %s", o.micro_batch, T,
-         human_bytes(bytes(o.micro_batch)).c_str(), human_bytes(available).c_str(), advice.c_str());
+         human_bytes(bytes(o.micro_batch, T)).c_str(), human_bytes(available).c_str(), advice.c_str());
 }
 
 // Reports progress to the watchdog, and on rank 0 to the user.

@@ -54,6 +54,8 @@ def test_eval_refuses_a_micro_batch_beyond_memory_and_the_one_that_it_advises_fi
     result = refused(2, "--micro-batch 1000000 with --seq-len 64 needs ", limited("-v 600000"), evaluate, 1000000)
     advised = re.search(r"iB are free; try --micro-batch ([0-9]*)$", result.errors[0])[1]
     run(limited("-v 600000"), evaluate, int(0.95 * int(advised)))
+    few = 600000 - int(1024 * mib_free("needs ", limited("-v 600000"), evaluate, 1000000)) + 8192  # KiB; 8 MiB are free
+    refused(2, " MiB are free; try a machine with more", limited(f"-v {few}"), evaluate, 8)
     if not no_mpi_because():  # ranks on one host share its memory
         alone = mib_free("needs ", evaluate, 1048576)
         assert 0 < mib_free("error: rank 0 on ", evaluate, 1048576, "--ranks 2") < 0.75 * alone
