@@ -73,7 +73,7 @@ static void check_virtual_ranks(const Options& o, const BatchPlan& batch) {
 }
 
 Room find_room(const Options& o, int local_ranks) {
-    return {o.memory.empty() ? device_bytes_free(local_ranks) : parse_memory(o.memory), local_ranks};
+    return {o.memory.empty() ? device_bytes_free(local_ranks) : parse_memory(o.memory), local_ranks, host_bytes_free()};
 }
 
 static void load_libraries(Dtype dtype, const GPT2Config& config);
@@ -155,20 +155,18 @@ int64_t device_bytes(const std::vector<MemoryItem>& items, bool own_memory) {
     return total;
 }
 
-// Returns the bytes of state that the ranks of this machine have in its memory.
+// Returns the bytes of offloaded state that the ranks of this machine have in its memory.
 static int64_t host_bytes(Dtype dtype, const GPT2Config& config, const MemoryOptions& options, int world_size,
-                          int local_ranks) {
-    return local_ranks * offloaded_bytes(dtype, config, options, world_size);
+                          const Room& room) {
+    return room.local_ranks * offloaded_bytes(dtype, config, options, world_size);
 }
 
-int64_t missing_bytes(Dtype dtype, const GPT2Config& config, const BatchPlan& batch, const MemoryOptions& options,
-                      const Room& room) {
+// Returns the bytes that are missing on each device, and on the host.
+static int64_t missing_bytes(Dtype dtype, const GPT2Config& config, const BatchPlan& batch,
+                             const MemoryOptions& options, const Room& room) {
     const int64_t device = device_bytes(training_memory(dtype, config, batch, options)) - room.device;
-    const int64_t host =
-        options.offload == Offload::none
-            ? 0
-            : host_bytes(dtype, config, options, batch.world_size, room.local_ranks) - host_bytes_free();
-    return std::max<int64_t>(0, device) + std::max<int64_t>(0, host);
+    const int64_t host = host_bytes(dtype, config, options, batch.world_size, room);
+    return std::max<int64_t>(0, device) + (host > room.host ? host - room.host : 0);
 }
 
 SavingSet cheapest_savings(Dtype dtype, const Options& o, const GPT2Config& config, int ranks, const Room& room) {
@@ -187,11 +185,9 @@ std::string advise_memory(Dtype dtype, const Options& o, const GPT2Config& confi
     const std::string auto_batch = batch.B > 1 ? " --micro-batch auto" : "", added = auto_batch + set.text;
     if (set.missing == 0) return "try " + o.command_line + added;
     const MemoryOptions& options = set.options;
-    std::string text = human_bytes(device_bytes(training_memory(dtype, config, {1, batch.T, ranks, 1, 0}, options))) +
-                       (options.offload == Offload::none
-                            ? ""
-                            : format(", and %s of this machine, ",
-                                     human_bytes(host_bytes(dtype, config, options, ranks, room.local_ranks)).c_str()));
+    std::string text = human_bytes(device_bytes(training_memory(dtype, config, {1, batch.T, ranks, 1, 0}, options)));
+    if (const int64_t host = host_bytes(dtype, config, options, ranks, room); host > 0)
+        text += " of each device and " + human_bytes(host) + " of the host";
     text += " are needed" + (added.empty() ? "" : " with" + added);
     const std::string smaller = smaller_model(o, config, cheapest);
     if (!smaller.empty()) return text + "; a smaller model fits: try " + o.command_line + auto_batch + smaller;
@@ -453,7 +449,7 @@ static std::pair<int64_t, bool> saved_copy(Dtype dtype, const GPT2Config& config
     const int64_t left =
         device_memory_is_host()
             ? room.local_ranks * (room.device - device_bytes(training_memory(dtype, config, batch, options)))
-            : host_bytes_free() - host_bytes(dtype, config, options, batch.world_size, room.local_ranks);
+            : room.host - host_bytes(dtype, config, options, batch.world_size, room);
     return {copy, saved_copy_fits(copy, left)};
 }
 
@@ -489,7 +485,7 @@ static std::string describe_offload(Dtype dtype, const GPT2Config& config, const
     if (const auto [copy, fits] = saved_copy(dtype, config, batch, o, room); copy > 0 && fits)
         text += format(" and %s for its copy while it is saved", human_bytes(copy).c_str());
     return format("%s, of which %s are free: %.0f ms of an update at 25 GB/s (PCIe 4.0 x16)", text.c_str(),
-                  human_bytes(host_bytes_free()).c_str(), 1e3 * bus_seconds(bytes));
+                  human_bytes(room.host).c_str(), 1e3 * bus_seconds(bytes));
 }
 
 std::vector<Row> plan_table(Dtype dtype, const Options& o, const RunStart& source, const BatchPlan& batch,

@@ -29,13 +29,13 @@ struct BatchPlan {
 // and the nearest multiple. is_default: the user did not give the global batch, and the error says so.
 BatchPlan plan_batch(int micro_batch, int seq_len, int64_t global_batch, int world_size, bool is_default = false);
 
-// The memory of this machine's ranks: free bytes of each one's device (0: unknown), and how many share the host's.
+// The memory of this machine's ranks: free bytes of each one's device (0: unknown), and those of the host, which they
+// share. device: the bytes of --memory, or those that each rank finds free.
 struct Room {
     int64_t device;
     int local_ranks = 1;
+    int64_t host = 0;
 };
-
-// Returns the bytes of --memory, or those that each of local_ranks ranks of this host finds free.
 Room find_room(const Options& options, int local_ranks = 1);
 
 // Plans a step on world_size ranks, local_ranks of them on this host. Sets --micro-batch auto to the largest that fits
@@ -60,10 +60,6 @@ int64_t offloaded_bytes(Dtype dtype, const GPT2Config& config, const MemoryOptio
 inline double bus_seconds(int64_t bytes) { return double(bytes) / 25e9; }
 // Adds up the items that must be in the device's memory; all items, if the device's memory is the host's.
 int64_t device_bytes(const std::vector<MemoryItem>& items, bool own_memory = !device_memory_is_host());
-
-// Returns the bytes that are missing for training: on each device, and on this machine for its ranks' offloaded state.
-int64_t missing_bytes(Dtype dtype, const GPT2Config& config, const BatchPlan& batch, const MemoryOptions& options,
-                      const Room& room);
 
 // Returns the run's command with the options that make it fit, or with a smaller model: "try COMMAND --recompute
 // layer". It adds none that the run has already. Returns "" if training fits already.
