@@ -18,7 +18,7 @@ NO_INPUT, BAD_DATA = 66, 65
 
 
 def fail(code, message):
-    print(" ".join(str(message).split()), file=sys.stderr)
+    print(" ".join(str(message).split())[:400], file=sys.stderr)  # a table may have thousands of columns
     sys.exit(code)
 
 

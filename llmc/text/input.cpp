@@ -118,7 +118,7 @@ void TextStream::finish() {
              text.package);
     std::string reason = format("%s ended with exit code %d", name, code);
     if (errors) rewind(errors.get());
-    for (char line[512]; errors && fgets(line, sizeof(line), errors.get());)
+    for (char line[2048]; errors && fgets(line, sizeof(line), errors.get());)
         if (line[0] != '\n') reason = std::string(line, strcspn(line, "\n"));
     fail(code == EXIT_NO_INPUT ? EXIT_NO_INPUT : EXIT_BAD_DATA, "%s: %s%s%s", path, text.is_table ? "" : name,
          text.is_table ? "" : " cannot read all of it: ", reason.c_str());

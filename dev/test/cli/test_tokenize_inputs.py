@@ -163,7 +163,7 @@ def test_what_is_missing_or_wrong_is_named(tmp_path, data):
     fails(65, "a.txt: ", "a.txt")
     parquet(tmp_path / "b.parquet", ["one", None, "three"])
     fails(65, "b.parquet:2: has no text under the key \"text\" (--text-key): its type is null; --skip", "b.parquet")
-    parquet(tmp_path / "c.parquet", ["one"], "body")
+    parquet(tmp_path / "c.parquet", ["one"], "body" * 200)
     fails(65, "c.parquet: there is no column \"text\" (--text-key); columns: n, body", "c.parquet")
     os.truncate(tmp_path / "c.parquet", 300)
     fails(65, "c.parquet: Parquet magic bytes not found", "c.parquet")
