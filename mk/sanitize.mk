@@ -12,6 +12,7 @@ endif
 # of AVX-512 are not aligned there (GCC's bug 110027), and each CUDA thread of the emulator would map and unmap memory.
 ifneq ($(findstring address,$(SANITIZE)),)
 SANFLAGS += $(if $(findstring clang,$(CXX)),-fsanitize-address-use-after-return=never,--param=asan-use-after-return=0)
+SANFLAGS += -DADDRESS_SANITIZER
 endif
 # MemorySanitizer does not see writes of code that is not instrumented. Therefore it checks kernels and device memory
 # only, not the host's memory (emulator.cpp). Templates of libstdc++ are compiled here, because the library's are not

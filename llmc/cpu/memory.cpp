@@ -18,18 +18,10 @@
 #include "base/device.h"
 #include "base/host.h"
 
-#if defined(__SANITIZE_ADDRESS__)
-#define ADDRESS_SANITIZER
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define ADDRESS_SANITIZER
-#endif
-#endif
-
 namespace {
 
 constexpr int64_t HUGE_PAGE = 2 << 20;
-#ifdef ADDRESS_SANITIZER
+#ifdef ADDRESS_SANITIZER                    // mk/sanitize.mk
 constexpr int64_t MAPPED_FROM = INT64_MAX;  // all blocks from the heap, where the sanitizer guards both ends
 #else
 constexpr int64_t MAPPED_FROM = HUGE_PAGE;
