@@ -365,17 +365,10 @@ void attention_backward(bf16* dqkv, const bf16* dout, const bf16* out, const flo
                         int NH, int HS, Stream) {
     const int C = NH * HS;
     for_each_head<HeadScratch>(B, T, NH, HS, [&](const HeadScratch& scratch, const auto& head, int64_t at) {
-        HeadBackward{scratch,
-                     head(dqkv, 0, 3 * C),
-                     head(dqkv, 1, 3 * C),
-                     head(dqkv, 2, 3 * C),
-                     head(dout, 0, C),
-                     head(out, 0, C),
-                     lse + at,
-                     head(qkv, 0, 3 * C),
-                     head(qkv, 1, 3 * C),
-                     head(qkv, 2, 3 * C)}
-            .run();
+        const auto part = [&](const bf16* matrix, int index) { return head(matrix, index, 3 * C); };
+        HeadBackward task{scratch,         part(dqkv, 0), part(dqkv, 1), part(dqkv, 2), head(dout, 0, C),
+                          head(out, 0, C), lse + at,      part(qkv, 0),  part(qkv, 1),  part(qkv, 2)};
+        task.run();
     });
 }
 

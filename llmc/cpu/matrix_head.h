@@ -125,8 +125,10 @@ struct ExponentialEpilogue {
 // A task of forward: the rows of inp and micro-panels v0 to v1 - 1 of the vocabulary. products: its sums e W.
 void head_task(const HeadMemory& memory, float* products, const Strip& strip, const PackedOperand& inp,
                const HeadInput<bf16>& head, int v0, int v1) {
-    const PackedOperand forward = packed_forward(head.weight.packed, head.Vp, head.C);
-    const PackedOperand backward = packed_backward(head.weight.packed, head.Vp, head.C);
+    const int v_panels = panels_of(head.Vp), c_panels = panels_of(head.C);
+    const auto* packed = static_cast<const bf16*>(head.weight.packed);  // two operands
+    const PackedOperand forward = packed_operand(packed, v_panels, c_panels);
+    const PackedOperand backward = packed_operand(packed + operand_size(head.Vp, head.C), c_panels, v_panels);
     const int rows = inp.panels * PANEL, n = panels_of(head.N) * PANEL;
     const TileRegisters registers;
     for (int v = v0; v < v1; v += STRIP) {
@@ -245,10 +247,10 @@ void pack_scaled(const HeadMemory& memory, const HeadInput<bf16>& head) {
     });
 }
 
-// This thread's sums of a matmul.
-float* task_sums(void* scratch) { return static_cast<float*>(scratch) + TASK_SUMS * omp_get_thread_num(); }
-
-int64_t all_task_sums() { return TASK_SUMS * omp_get_max_threads() * int64_t(sizeof(float)); }
+// Scratch for the sums of all threads.
+float* all_sums() {
+    return static_cast<float*>(cpu::scratch(TASK_SUMS * omp_get_max_threads() * int64_t(sizeof(float))));
+}
 
 }  // namespace
 
@@ -258,7 +260,7 @@ void head_forward(float* sums, void* exponentials, const float* target_logits, c
                   Stream) {
     const HeadMemory memory(exponentials, head.N, head.C, head.Vp, keep);
     const int n_panels = panels_of(head.N), strips = ceil_div(panels_of(head.Vp), STRIP);
-    void* scratch = cpu::scratch(all_task_sums());
+    float* scratch = all_sums();
 #pragma omp parallel
     {
 #pragma omp for schedule(static) nowait
@@ -268,7 +270,7 @@ void head_forward(float* sums, void* exponentials, const float* target_logits, c
         }
         pack_matrix<pack_rows_as_a>(memory.inp, head.inp, head.N, head.C);
 #pragma omp barrier
-        head_tasks(memory, Strip(task_sums(scratch)), head);
+        head_tasks(memory, Strip(scratch + TASK_SUMS * omp_get_thread_num()), head);
 #pragma omp barrier
 #pragma omp for schedule(static)
         for (int n = 0; n < head.N; n++) {
@@ -283,7 +285,7 @@ void head_backward(bf16* dinp, float* dweight, void* exponentials, const float* 
                    float scale, bool accumulate, Stream) {
     const HeadMemory memory(exponentials, head.N, head.C, head.Vp, true);
     const int n_panels = panels_of(head.N);
-    void* scratch = cpu::scratch(all_task_sums());
+    float* scratch = all_sums();
 #pragma omp parallel
     {
 #pragma omp for schedule(static)
@@ -295,7 +297,7 @@ void head_backward(bf16* dinp, float* dweight, void* exponentials, const float* 
         pack_scaled(memory, head);
 #pragma omp barrier
         input_gradient(dinp, memory, head);
-        matmul(task_sums(scratch), packed_operand(memory.inp, panels_of(head.C), n_panels),
+        matmul(scratch, packed_operand(memory.inp, panels_of(head.C), n_panels),
                packed_operand(memory.e, panels_of(head.Vp), n_panels),
                TransposedWeightEpilogue{dweight, head.Vp, head.C, accumulate});
 #pragma omp barrier

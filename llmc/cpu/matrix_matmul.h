@@ -47,20 +47,13 @@ PackedOperand packed_operand(const bf16* data, int panels, int depth) {
 // The bf16 numbers of a packed operand.
 int64_t operand_size(int outer, int inner) { return int64_t(panels_of(outer)) * panels_of(inner) * TILE_PAIR; }
 
-// The head's packed weight (OC, IC) is two operands: B of the forward matmul, then B of the input gradient's matmul.
-PackedOperand packed_forward(const void* copies, int OC, int IC) {
-    return packed_operand(static_cast<const bf16*>(copies), panels_of(OC), panels_of(IC));
-}
-PackedOperand packed_backward(const void* copies, int OC, int IC) {
-    return packed_operand(static_cast<const bf16*>(copies) + operand_size(OC, IC), panels_of(IC), panels_of(OC));
-}
-
 // The size of a task in micro-panels (rows of a, columns of b), and the number of tasks. A task is as large as the room
 // for its sums in the second-level cache (4 KiB per block) allows, but each thread has several tasks.
 struct TaskGrid {
     int rows, columns, row_tasks, column_tasks;
 };
 constexpr int TASK_PANELS = 128, TASK_ROWS = 16;
+constexpr int64_t TASK_SUMS = int64_t(TASK_PANELS) * BLOCK;  // floats per thread
 
 TaskGrid task_grid(int row_panels, int column_panels) {
     int rows = std::min(TASK_ROWS, row_panels), columns = std::min(TASK_PANELS / rows, column_panels);
@@ -135,7 +128,7 @@ void multiply(float* sums, const PackedOperand& a, const PackedOperand& b, const
 }
 
 // The matmul a b, without its result, which is up to the epilogue. All threads of a parallel region call it; there is
-// no barrier at its end. scratch: the calling thread's sums, TASK_SUMS floats.
+// no barrier at its end. scratch: TASK_SUMS floats for each thread.
 template <class Epilogue>
 void matmul(float* scratch, const PackedOperand& a, const PackedOperand& b, const Epilogue& epilogue) {
     const TaskGrid grid = task_grid(a.panels, b.panels);
@@ -144,13 +137,12 @@ void matmul(float* scratch, const PackedOperand& a, const PackedOperand& b, cons
     for (int number = 0; number < tasks; number++) {
         const Task task(grid, a, b, number), next(grid, a, b, std::min(number + omp_get_num_threads(), tasks - 1));
         const TileRegisters registers;
-        multiply(scratch, task.a, task.b, next.a, next.b, false, epilogue);
+        multiply(scratch + TASK_SUMS * omp_get_thread_num(), task.a, task.b, next.a, next.b, false, epilogue);
     }
     _mm_sfence();  // streaming stores are seen by other threads after the next barrier
 }
 
-constexpr int64_t TASK_SUMS = int64_t(TASK_PANELS) * BLOCK;  // floats per thread
-constexpr int64_t PAGE = 4096;                               // alignment of arrays in scratch memory
+constexpr int64_t PAGE = 4096;  // alignment of arrays in scratch memory
 
 // Calls pack(x, r, c) for each 32 x 32 block of a row-major matrix (rows, columns): x is the block's rows, r and c its
 // position in blocks. All threads of a parallel region call it; there is no barrier at its end.
@@ -311,31 +303,27 @@ struct BackwardScratch {
     }
 };
 
-// matmul_backward for a block of rows: dout (N, OC), inp, pre_gelu and dinp (N, IC), dweight (OC, IC). dinp or dweight
-// may be null: operands that only its matmul reads are then not packed.
+// matmul_backward for a block of N rows. Operands that no result needs are not packed.
 struct Backward {
-    const bf16 *dout, *inp, *pre_gelu;
-    bf16* dinp;
-    float *dweight, *dbias;
+    MatmulBackward<bf16> m;
     int N, IC, OC;
-    bool accumulate;
     BackwardScratch scratch;
     int n_panels = panels_of(N), ic_panels = panels_of(IC), oc_panels = panels_of(OC);
 
     // All threads of a parallel region call it, when the weight is packed.
     void run() const {
-        if (dweight) pack_matrix<pack_columns_as_b>(scratch.inp, inp, N, IC);
+        if (m.dweight) pack_matrix<pack_columns_as_b>(scratch.inp, m.inp, N, IC);
         pack_dout();
 #pragma omp barrier
-        float* sums = scratch.sums + TASK_SUMS * omp_get_thread_num();
-        if (dinp)
-            matmul(sums, packed_operand(scratch.dout_rows, n_panels, oc_panels),
-                   packed_operand(scratch.weight, ic_panels, oc_panels), InputGradientEpilogue{dinp, pre_gelu, N, IC});
-        if (dweight)
-            matmul(sums, packed_operand(scratch.dout_columns, oc_panels, n_panels),
+        if (m.dinp.data)
+            matmul(scratch.sums, packed_operand(scratch.dout_rows, n_panels, oc_panels),
+                   packed_operand(scratch.weight, ic_panels, oc_panels),
+                   InputGradientEpilogue{m.dinp.data, m.pre_gelu, N, IC});
+        if (m.dweight)
+            matmul(scratch.sums, packed_operand(scratch.dout_columns, oc_panels, n_panels),
                    packed_operand(scratch.inp, ic_panels, n_panels),
-                   WeightGradientEpilogue{dweight, OC, IC, accumulate});
-        if (dbias) bias_gradient();
+                   WeightGradientEpilogue{m.dweight, OC, IC, m.accumulate});
+        if (m.dbias) bias_gradient();
     }
 
     // Packs dout as the operands of both matmuls, and sums its columns for dbias. The sums are of packed rows.
@@ -347,11 +335,11 @@ struct Backward {
                 Row sums = broadcast_row(0.0f);
                 for (int r = chunk * BIAS_PANELS; r < std::min(n_panels, (chunk + 1) * BIAS_PANELS); r++) {
                     __m512i x[32];
-                    load_block(x, dout + int64_t(r) * PANEL * OC + c * PANEL, OC, N - r * PANEL, OC - c * PANEL);
+                    load_block(x, m.dout + int64_t(r) * PANEL * OC + c * PANEL, OC, N - r * PANEL, OC - c * PANEL);
                     bf16* rows = pair_at(scratch.dout_rows, r, c, oc_panels);
-                    if (dinp || dbias) pack_rows_as_a(rows, x);
-                    if (dweight) pack_columns_as_a(pair_at(scratch.dout_columns, c, r, n_panels), x);
-                    if (dbias) add_rows(sums, rows);
+                    if (m.dinp.data || m.dbias) pack_rows_as_a(rows, x);
+                    if (m.dweight) pack_columns_as_a(pair_at(scratch.dout_columns, c, r, n_panels), x);
+                    if (m.dbias) add_rows(sums, rows);
                 }
                 save_row(bias_sums(chunk) + c * PANEL, sums);
             }
@@ -365,7 +353,7 @@ struct Backward {
             const int at = o / PANEL * PANEL + o % PANEL / 2 + o % 2 * 16;  // even columns, then odd ones
             float sum = 0.0f;
             for (int chunk = 0; chunk < ceil_div(n_panels, BIAS_PANELS); chunk++) sum += bias_sums(chunk)[at];
-            dbias[o] = accumulate ? dbias[o] + sum : sum;
+            m.dbias[o] = m.accumulate ? m.dbias[o] + sum : sum;
         }
     }
 };
@@ -412,7 +400,7 @@ void matmul_forward(const MatmulForward<bf16>& m, int N, int IC, int OC, Stream)
 #pragma omp barrier
             bf16* pre_gelu = m.pre_gelu ? m.pre_gelu + n * OC : nullptr;
             const bf16* residual = m.residual ? m.residual + n * OC : nullptr;
-            matmul(sums + TASK_SUMS * omp_get_thread_num(), packed_operand(packed_inp, panels_of(rows), depth),
+            matmul(sums, packed_operand(packed_inp, panels_of(rows), depth),
                    packed_operand(packed_weight, panels_of(OC), depth),
                    ForwardEpilogue{m.out.data + n * OC, pre_gelu, m.bias, residual, rows, OC});
 #pragma omp barrier
@@ -427,18 +415,13 @@ void matmul_backward(const MatmulBackward<bf16>& m, int N, int IC, int OC, Strea
     {
         if (m.dinp.data) pack_matrix<pack_columns_as_b>(scratch.weight, m.weight.rows, OC, IC);
         for (int64_t n = 0; n < N; n += block) {
-            Backward{m.dout + n * OC,
-                     m.dweight ? m.inp + n * IC : nullptr,
-                     m.pre_gelu ? m.pre_gelu + n * IC : nullptr,
-                     m.dinp.data ? m.dinp.data + n * IC : nullptr,
-                     m.dweight,
-                     m.dbias,
-                     std::min(N - int(n), block),
-                     IC,
-                     OC,
-                     m.accumulate || n > 0,
-                     scratch}
-                .run();
+            MatmulBackward<bf16> part = m;
+            part.dout += n * OC;
+            if (m.dweight) part.inp += n * IC;
+            if (m.pre_gelu) part.pre_gelu += n * IC;
+            if (m.dinp.data) part.dinp.data += n * IC;
+            part.accumulate |= n > 0;
+            Backward{part, std::min(N - int(n), block), IC, OC, scratch}.run();
 #pragma omp barrier
         }
     }

@@ -188,10 +188,7 @@ static void attention_forward_task(floatX* out, float* lse, const floatX* qkv, i
         read_rows(rows, qkv + int64_t(t) * 3 * C, 3 * C, count, HS, scale);
         transpose_block(block[i].query, rows, QUERIES, HSp);
         __builtin_memset(block[i].out, 0, HSp * QUERIES * sizeof(float));
-        for (int q = 0; q < QUERIES; q++) {
-            block[i].row_max[q] = -__builtin_inff();
-            block[i].row_sum[q] = 0.0f;
-        }
+        for (int q = 0; q < QUERIES; q++) block[i].row_max[q] = -__builtin_inff(), block[i].row_sum[q] = 0.0f;
     }
     for (int key = 0; key < last; key += KEYS) {
         const int keys = std::min(KEYS, last - key);
