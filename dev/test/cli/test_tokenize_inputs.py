@@ -159,9 +159,9 @@ def test_what_is_missing_or_wrong_is_named(tmp_path, data):
     (tmp_path / "no/pyarrow.py").write_text("raise ImportError('none here')")
     fails(66, "a.parquet: pyarrow is needed for .parquet files: pip install pyarrow (none here)", "a.parquet",
           PYTHONPATH=tmp_path / "no")
+    parquet(tmp_path / "b.parquet", ["one", None, "three"])
     (tmp_path / "a.txt").write_bytes((tmp_path / "a.parquet").read_bytes())
     fails(65, "a.txt: ", "a.txt")
-    parquet(tmp_path / "b.parquet", ["one", None, "three"])
     fails(65, "b.parquet:2: has no text under the key \"text\" (--text-key): its type is null; --skip", "b.parquet")
     parquet(tmp_path / "c.parquet", ["one"], "body" * 200)
     fails(65, "c.parquet: there is no column \"text\" (--text-key); columns: n, body", "c.parquet")

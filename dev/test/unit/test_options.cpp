@@ -355,7 +355,7 @@ TEST_CASE("a recipe sets what neither the command line nor --config has, and not
     CHECK(said(fast, {"--recipe", "gpt2", "--lr", "2e-3"}) ==
           "the run keeps --optimizer muon --schedule wsd --final-lr-fraction 0 --beta2 0.995, which recipe gpt2 has "
           "otherwise; give an option to change it");
-    CHECK(said(o, {"--recipe", "fast"}).starts_with("the run keeps --lr 0.3 --schedule linear --cooldown 0.2 --beta2"));
+    CHECK(said(o, {"--recipe", "fast"}).starts_with("the run keeps --lr 0.3 --schedule linear --beta2"));
     const Options old = with_run_toml("train-data = 'x'\nlr = 2e-3\n", {"--recipe", "fast"});
     CHECK((old.optimizer == UpdateRule::adamw && contains(old.taken.back(), "the run keeps --optimizer adamw --sch")));
     CHECK(refusal({"--train-data", "x", "--recipe", "quick"}) ==
