@@ -23,8 +23,14 @@ NUMPY_TYPES = {"<u2": "H", "<u4": "I", "<i4": "i", "<u8": "Q", "<i8": "q"}
 MEGATRON_TYPES = {4: "i", 5: "q", 8: "H"}
 LITDATA_TYPES = {"no_header_tensor:16": "i", "no_header_tensor:18": "q", "no_header_tensor:20": "H"}
 MEGATRON_INDEX = b"MMIDIDX\0\0"
-OTHERS = {b"PK\3\4": "a zip archive (.npz?)", b"\x1f\x8b": "compressed (gzip)",
-          b"\x28\xb5\x2f\xfd": "compressed (zstd)", b"PAR1": "a Parquet file", b"GGUF": "a model of llama.cpp (GGUF)",
+OTHERS = {b"PK\3\4": "a zip archive (.npz?)", b"PK\5\6": "an empty zip archive", b"7z\xbc\xaf\x27\x1c": "a 7z archive",
+          b"Rar!\x1a\7": "a rar archive", b"\x1f\x8b": "compressed (gzip)", b"\x28\xb5\x2f\xfd": "compressed (zstd)",
+          b"\xfd7zXZ\0": "compressed (xz)", b"\x04\x22\x4d\x18": "compressed (lz4)",
+          b"PAR1": "a Parquet file", b"ARROW1": "an Arrow or Feather file", b"FEA1": "a Feather file",
+          b"\xff\xff\xff\xff": "an Arrow stream", b"Obj\1": "an Avro file", b"\x89HDF\r\n": "an HDF5 file",
+          b"SQLite format 3\0": "an SQLite database", b"GGUF": "a model of llama.cpp (GGUF)",
+          b"\x80\2\x8a\n\x6c\xfc\x9c\x46": "a Python pickle (PyTorch's .pt)", b"%PDF-": "a PDF document",
+          b"\x89PNG\r\n": "a PNG picture", b"\xff\xd8\xff\xe0": "a JPEG picture",
           b"version https://git-lfs": "a git-lfs pointer (run git lfs pull)",
           MEGATRON_INDEX: "the index of the .bin file beside it"}
 
@@ -59,8 +65,16 @@ def other_kind(file, start):
     for magic, what in OTHERS.items():
         if start.startswith(magic):
             return what
-    if start[8:10] == b'{"' and int.from_bytes(start[:8], "little") < 1 << 27:
+    if start[257:262] == b"ustar":
+        return "a tar archive"
+    if start[:3] == b"BZh" and start[4:10] in (b"1AY&SY", b"\x17rE8P\x90"):
+        return "compressed (bzip2)"
+    if start[8:10] == b'{"' and start[10:11] > b" " and int.from_bytes(start[:8], "little") < 1 << 27:
         return "a safetensors file"
+    if start[:2] in (b"\x80\2", b"\x80\3", b"\x80\4", b"\x80\5"):  # tokens may begin so, but seldom end so, too
+        file.seek(-1, os.SEEK_END)
+        if file.read(1) == b".":
+            return "a Python pickle"
     file.seek(4 * int.from_bytes(start[:4], "little") + 8)  # after the places of MDS's samples
     return "a shard of MosaicML's streaming (MDS)" if file.read(19) == b'{"column_encodings"' else None
 

@@ -1,10 +1,13 @@
 """test_data_scripts.py: the scripts of data/: messages for bad arguments and texts, before anything is fetched,
 downloads from a server on this machine, and the training command that text.sh prints."""
 
+import bz2
 import gzip
 import hashlib
 import http.server
 import json
+import lzma
+import pickle
 import re
 import struct
 import threading
@@ -239,6 +242,16 @@ def npy(kind, *tokens):
     ("model.gguf", b"GGUF\3\0\0\0", "is a model of llama.cpp (GGUF), not tokens"),
     ("model.safetensors", b"\x08\0\0\0\0\0\0\0" b'{"a":{}}' + bytes(4), "is a safetensors file, not tokens"),
     ("shard.00000.mds", struct.pack("<3I", 1, 33, 34) + b'{"column_encodings":[' b"]}", "is a shard of MosaicML's"),
+    *[(f"file{n}", content + bytes(99), f"is {what}, not tokens") for n, (content, what) in enumerate([
+        (b"\x80\2\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", "a Python pickle (PyTorch's .pt)"),
+        (bytes(257) + b"ustar", "a tar archive"), (lzma.compress(b"a"), "compressed (xz)"),
+        (bz2.compress(b"a"), "compressed (bzip2)"), (bz2.compress(b""), "compressed (bzip2)"),
+        (b"PK\5\6", "an empty zip archive"), (b"7z\xbc\xaf'\x1c", "a 7z archive"), (b"Rar!\x1a\7", "a rar archive"),
+        (b"\4\"M\x18", "compressed (lz4)"), (b"ARROW1", "an Arrow or Feather file"), (b"FEA1", "a Feather file"),
+        (b"\xff\xff\xff\xff", "an Arrow stream"), (b"Obj\1", "an Avro file"), (b"\x89HDF\r\n", "an HDF5 file"),
+        (b"SQLite format 3\0", "an SQLite database"), (b"%PDF-1.4\n", "a PDF document"),
+        (b"\x89PNG\r\n\x1a\n", "a PNG picture"), (b"\xff\xd8\xff\xe0", "a JPEG picture")])],
+    *[(f"{n}.pkl", pickle.dumps([1, 2], n), "is a Python pickle, not tokens") for n in range(2, 6)],
     ("signed.npy", npy("<i8", 5, -1), "has tokens -1 to 5, which are not all in a vocabulary of 65536"),
     ("large.npy", npy("<i8", 1, 1 << 32), "has tokens 1 to 4294967296, which are not all"),
     ("float.npy", npy("<f8", 0, 0), "is an array (2,) of <f8"),
@@ -256,10 +269,11 @@ def test_to_shard_refuses_a_bad_input_in_one_line(name, content, message, tmp_pa
     (b"\1\0\0\0\2\0\0\0", "", [20240520, 1, 2, 0], b"\1\0\2\0"),
     (b"\1\0\1\0\2\0\0\0", "--vocab-size 65538", [20240520, 2, 2, 65538], b"\1\0\1\0\2\0\0\0"),
     (struct.pack("<3q", 1, 2, 50256), "", [20240520, 1, 3, 0], b"\1\0\2\0\x50\xc4"),
+    (struct.pack("<2q", 640, 0x227b), "", [20240520, 1, 2, 0], b"\x80\2{\""),  # as a pickle and safetensors begin
     (npy("<i8", 1, 50256), "", [20240520, 1, 2, 0], b"\1\0\x50\xc4"),
     (npy("<u8", 1, 99999), "--vocab-size 100000", [20240520, 2, 2, 100000], b"\1\0\0\0\x9f\x86\1\0"),
     (npy("<i4", 1, 2), "", [20240520, 1, 2, 0], b"\1\0\2\0"),
-], ids=["bare", "2 bytes", "4 bytes", "a wide vocabulary", "8 bytes", "int64", "uint64", "int32"])
+], ids=["bare", "2 bytes", "4 bytes", "a wide vocabulary", "8 bytes", "others", "int64", "uint64", "int32"])
 def test_to_shard_writes_a_header_and_the_tokens(content, options, header, tokens, tmp_path):
     (tmp_path / "tokens").write_bytes(content)
     run("python3 data/to_shard.py", tmp_path / "tokens", tmp_path / "shard.bin", options)
