@@ -245,7 +245,7 @@ static void print_summary(const Options& o, const Batches& batches, const Tokeni
             "--val-fraction\n";
     for (const auto& [id, count] : counts.special)
         text += format("the text of the special token %s occurs %s: taken as %s\n",
-                       message_text(tokenizer.tokens[size_t(id)]).c_str(), counted(count, "time").c_str(),
+                       message_text(written_tokens(tokenizer)[size_t(id)]).c_str(), counted(count, "time").c_str(),
                        o.special_tokens ? "that token" : "text; --special-tokens takes it as that token");
     if (batches.bad_lines > 0)
         text += format("skipped %s; the first: %s\n", counted(batches.bad_lines, "bad line").c_str(),

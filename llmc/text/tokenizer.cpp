@@ -182,11 +182,9 @@ static void encode_plain(Encoder& encoder, std::string_view text, std::vector<in
 static const AddedToken* added_token_at(const Tokenizer& tokenizer, std::string_view text, const auto& wanted) {
     const AddedToken* longest = nullptr;
     size_t length = 0;
-    for (const AddedToken& token : tokenizer.added) {
-        const std::string& content = tokenizer.tokens[size_t(token.id)];
-        if (wanted(token) && content.size() > length && text.starts_with(content))
-            longest = &token, length = content.size();
-    }
+    for (const AddedToken& token : tokenizer.added)
+        if (wanted(token) && token.content.size() > length && text.starts_with(token.content))
+            longest = &token, length = token.content.size();
     return longest;
 }
 
@@ -201,7 +199,7 @@ static void for_each_part(const Tokenizer& tokenizer, std::string_view text, boo
     };
     std::string first_bytes;
     for (const AddedToken& token : tokenizer.added)
-        if (wanted(token)) first_bytes += tokenizer.tokens[size_t(token.id)].substr(0, 1);
+        if (wanted(token)) first_bytes += token.content.substr(0, 1);
     const auto between = [&](size_t begin, size_t end) {
         if (begin >= end) return;
         const std::string_view part = text.substr(begin, end - begin);
@@ -214,7 +212,7 @@ static void for_each_part(const Tokenizer& tokenizer, std::string_view text, boo
         at = first_bytes.size() == 1 ? text.find(first_bytes[0], at) : text.find_first_of(first_bytes, at);
         if (at == text.npos) break;
         const AddedToken* token = added_token_at(tokenizer, text.substr(at), wanted);
-        size_t begin = at, end = at + (token ? tokenizer.tokens[size_t(token->id)].size() : 1);
+        size_t begin = at, end = at + (token ? token->content.size() : 1);
         at = end;
         if (!token) continue;
         for (; token->lstrip && begin > done; begin -= size_t(char_before(text.data(), text.data() + begin).bytes))
@@ -278,9 +276,8 @@ size_t last_safe_cut(const Tokenizer& tokenizer, std::string_view text) {
     size_t cut = last_safe_cut(text), longest = 0;
     bool may_go_over = false;  // no token without white space does
     for (const AddedToken& token : tokenizer.added) {
-        const std::string& content = tokenizer.tokens[size_t(token.id)];
-        longest = std::max(longest, content.size());
-        may_go_over |= token.rstrip || content.find_first_of(" \t\n\v\f\r") != content.npos;
+        longest = std::max(longest, token.content.size());
+        may_go_over |= token.rstrip || token.content.find_first_of(" \t\n\v\f\r") != token.content.npos;
     }
     if (!may_go_over) return cut;
     std::vector<bool> inside(text.size());

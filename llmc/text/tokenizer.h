@@ -39,6 +39,7 @@ struct PairRanks {
 // A token that stands for its text as a whole, before the text is split into pieces (Hugging Face's AddedToken).
 struct AddedToken {
     int id;
+    std::string content = {};             // the text; the id's bytes, unless a byte or a merge is written so
     bool special = true;                  // a mark, not a word: left out of decoded text by Hugging Face
     bool lstrip = false, rstrip = false;  // takes the white space before it, after it
     bool normalized = false;              // searched after the others, in the text between them
@@ -49,7 +50,7 @@ struct AddedToken {
 using TokenizerFiles = std::map<std::string, std::string>;  // contents, by name
 
 struct Tokenizer {
-    std::vector<std::string> tokens;  // bytes of each id, or an added token's text
+    std::vector<std::string> tokens;  // bytes of each id
     std::vector<Merge> merges;        // merges in the order of their ranks
     std::vector<AddedToken> added;    // added tokens in the order of ids, end_of_text included
     int end_of_text = 0;              // separates documents

@@ -58,9 +58,9 @@ static bool is_added(const Tokenizer& tokenizer, int id) {
 }
 
 // Returns the added token with the id, a new one if there is none.
-static AddedToken& added_token(Tokenizer& tokenizer, int id) {
+static AddedToken& added_token(Tokenizer& tokenizer, int id, const std::string& content = "") {
     const auto place = std::ranges::lower_bound(tokenizer.added, id, {}, &AddedToken::id);
-    return is_added(tokenizer, id) ? *place : *tokenizer.added.insert(place, AddedToken{id});
+    return is_added(tokenizer, id) ? *place : *tokenizer.added.insert(place, AddedToken{id, content});
 }
 
 // ---- reading
@@ -131,8 +131,8 @@ static void add_token(TokenizerParser& p, const Json& token, const Json& given_i
     if (setting("single_word"))
         refuse(p, format("the added token \"%s\" has single_word, which is not supported; set it to false",
                          printable(content).c_str()));
-    added_token(p.tokenizer, id) = {id, setting("special"), setting("lstrip"), setting("rstrip"),
-                                    setting("normalized")};
+    added_token(p.tokenizer, id) = {
+        id, content, setting("special"), setting("lstrip"), setting("rstrip"), setting("normalized")};
 }
 
 // Reads a file beside the vocabulary; no members: there is none.
@@ -193,11 +193,13 @@ static void fill_tokens(TokenizerParser& p) {
             refuse(p, format("\"%s\" has the id %d, but ids must be 0 to %zu, each once", printable(text).c_str(), id,
                              vocab_size - 1));
         seen[size_t(id)] = true;
-        std::string& bytes = p.tokenizer.tokens[size_t(id)] = text;
-        if (!is_added(p.tokenizer, id) && !from_alphabet(text, bytes))
+        std::string& bytes = p.tokenizer.tokens[size_t(id)];
+        const bool added = is_added(p.tokenizer, id), in_alphabet = from_alphabet(text, bytes);
+        if (!added && !in_alphabet)
             refuse(p, format("token %d, \"%s\", has a character that stands for no byte; is this a byte-level BPE?", id,
                              printable(text).c_str()));
-        if (bytes.size() == 1 && to_alphabet(bytes) == text) p.tokenizer.byte_tokens[uint8_t(bytes[0])] = id;
+        if (added && !(in_alphabet && bytes.size() == 1)) bytes = text;
+        if (in_alphabet && bytes.size() == 1) p.tokenizer.byte_tokens[uint8_t(bytes[0])] = id;
     }
     const auto missing = std::ranges::find(p.tokenizer.byte_tokens, -1);
     if (missing != std::end(p.tokenizer.byte_tokens))
@@ -220,9 +222,10 @@ static void add_merge(TokenizerParser& p, const Json& written) {
     for (int i = 0; const std::string& token : {left, right, left + right}) {
         const int id = ids[i++] = find_id(p, token);
         if (id < 0) refuse_merge("needs the token \"" + printable(token) + "\", which is not in the vocabulary");
-        if (is_added(p.tokenizer, id) && token != to_alphabet(token))
+        if (i < 3 && is_added(p.tokenizer, id) && token != to_alphabet(p.tokenizer.tokens[size_t(id)]))
             refuse_merge(format("uses the added token %d", id));
     }
+    p.tokenizer.tokens[size_t(ids[2])] = p.tokenizer.tokens[size_t(ids[0])] + p.tokenizer.tokens[size_t(ids[1])];
     p.tokenizer.merges.push_back({ids[0], ids[1], ids[2]});
 }
 
@@ -254,7 +257,7 @@ static bool find_end_of_text(TokenizerParser& p) {
                          "an eos_token_id in config.json; name one as eos_token in tokenizer_config.json",
                          END_OF_TEXT));
     p.tokenizer.end_of_text = *found;
-    added_token(p.tokenizer, *found).special = true;
+    added_token(p.tokenizer, *found, p.tokenizer.tokens[size_t(*found)]).special = true;
     return found - candidates.begin() < 2;  // transformers reads the first two
 }
 
@@ -318,13 +321,9 @@ static void check_pipeline(const TokenizerParser& p, const Json& file) {
         require_value(p, file["model"], key, supported);
 }
 
-static Json added_token_json(const Tokenizer& tokenizer, const AddedToken& token) {
-    return {{"content", tokenizer.tokens[size_t(token.id)]},
-            {"single_word", false},
-            {"lstrip", token.lstrip},
-            {"rstrip", token.rstrip},
-            {"normalized", token.normalized},
-            {"special", token.special}};
+static Json added_token_json(const AddedToken& token) {
+    return {{"content", token.content}, {"single_word", false},           {"lstrip", token.lstrip},
+            {"rstrip", token.rstrip},   {"normalized", token.normalized}, {"special", token.special}};
 }
 
 // Adds to tokenizer_config.json what only tokenizer.json and config.json say: transformers 5 leaves out the added
@@ -335,7 +334,7 @@ static void complete_config(TokenizerParser& p, std::string& config, bool end_is
     if (Json decoder = p.config["added_tokens_decoder"]; decoder.type == Json::object) {
         for (const AddedToken& token : p.tokenizer.added)
             if (const std::string id = std::to_string(token.id); !decoder.contains(id))
-                decoder[id] = added_token_json(p.tokenizer, token);
+                decoder[id] = added_token_json(token);
         changes["added_tokens_decoder"] = decoder;
     }
     config = with_members(config, changes);
@@ -432,10 +431,8 @@ Tokenizer load_tokenizer(const std::string& path) {
 
 std::vector<std::string> written_tokens(const Tokenizer& tokenizer) {
     std::vector<std::string> written;
-    for (int id = 0; id < tokenizer.vocab_size(); id++) {
-        const std::string& bytes = tokenizer.tokens[size_t(id)];
-        written.push_back(is_added(tokenizer, id) ? bytes : to_alphabet(bytes));
-    }
+    for (const std::string& bytes : tokenizer.tokens) written.push_back(to_alphabet(bytes));
+    for (const AddedToken& token : tokenizer.added) written[size_t(token.id)] = token.content;
     return written;
 }
 
@@ -464,7 +461,7 @@ static Json tokenizer_json(const Tokenizer& tokenizer) {
     })",
                            "");
     for (const AddedToken& token : tokenizer.added) {
-        Json& written_token = file["added_tokens"].items.emplace_back(added_token_json(tokenizer, token));
+        Json& written_token = file["added_tokens"].items.emplace_back(added_token_json(token));
         written_token.members.insert(written_token.members.begin(), {"id", token.id});
     }
     file["model"]["vocab"] = vocab_json(tokenizer);
@@ -533,7 +530,7 @@ Tokenizer tokenizer_from_merges(const std::vector<std::pair<int, int>>& merges) 
         tokenizer.merges.push_back(
             {left, right, add(tokenizer.tokens[size_t(left)] + tokenizer.tokens[size_t(right)])});
     tokenizer.end_of_text = tokenizer.bos = tokenizer.vocab_size();
-    tokenizer.added = {{tokenizer.end_of_text}};
+    tokenizer.added = {{tokenizer.end_of_text, END_OF_TEXT}};
     tokenizer.tokens.push_back(END_OF_TEXT);
     tokenizer.ranks.build(tokenizer.merges);
     return tokenizer;

@@ -65,7 +65,7 @@ TEST_CASE("added tokens of a row stand for themselves, after the tokenizer's pre
     Tokenizer tokenizer = small_tokenizer();
     const int SEP = tokenizer.vocab_size(), BOS = SEP + 1, end = tokenizer.end_of_text;
     for (const char* content : {"<sep>", "<s>"}) {
-        tokenizer.added.push_back({tokenizer.vocab_size()});
+        tokenizer.added.push_back({tokenizer.vocab_size(), content});
         tokenizer.tokens.push_back(content);
     }
     const auto tokens = [&](const std::string& row, bool prepend_eot = false) {

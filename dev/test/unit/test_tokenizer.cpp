@@ -161,12 +161,12 @@ TEST_CASE("added tokens stand for themselves in a prompt, the longest first, and
     const int first = tokenizer.vocab_size(), A = first, AB = first + 1, L = first + 2, R = first + 3, N = first + 4,
               W = first + 5;
     for (const char* content : {"<a>", "<a><b>", "<l>", "<r>", "new", "\t\t"}) tokenizer.tokens.push_back(content);
-    tokenizer.added.insert(tokenizer.added.end(), {{A},
-                                                   {AB},
-                                                   {.id = L, .lstrip = true},
-                                                   {.id = R, .rstrip = true},
-                                                   {.id = N, .special = false, .normalized = true},
-                                                   {.id = W, .lstrip = true, .rstrip = true}});
+    tokenizer.added.insert(tokenizer.added.end(), {{A, "<a>"},
+                                                   {AB, "<a><b>"},
+                                                   {L, "<l>", true, true},
+                                                   {R, "<r>", true, false, true},
+                                                   {N, "new", false, false, false, true},
+                                                   {W, "\t\t", true, true, true}});
     const auto with_text = [&](std::vector<std::variant<int, const char*>> parts) {
         std::vector<int> tokens;
         for (const auto& part : parts)
@@ -200,7 +200,7 @@ TEST_CASE("text split at the tokenizer's last_safe_cut has the tokens of the who
     for (size_t i = 0; i < contents.size(); i++) {
         const std::string& content = contents[i];
         tokenizer.added.push_back(
-            {tokenizer.vocab_size(), i % 3 == 0, content == "<l>", content.ends_with("r>"), i % 2 == 0});
+            {tokenizer.vocab_size(), content, i % 3 == 0, content == "<l>", content.ends_with("r>"), i % 2 == 0});
         tokenizer.tokens.push_back(content);
     }
     const Strings parts = {"New York", " City", "York", "New", " ", "  ", "\n", "x",

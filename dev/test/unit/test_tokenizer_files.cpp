@@ -70,20 +70,15 @@ TEST_CASE("tokenizer.json may have merges as pairs, and may lack some fields") {
         check_equal(parse_one_file(replaced(text, field, ""), "test"), want);
 }
 
-TEST_CASE("tokenizer.json: other added tokens are kept, a byte's token too, and an empty token is accepted") {
-    const std::string letter = R"("added_tokens": [{"id": 64, "content": "a"}, {"id": 259, "content": "\n"},)";
-    const Tokenizer with_letter = parse_one_file(replaced(small_json(), "\"added_tokens\": [", letter), "test");
-    CHECK((with_letter.byte_tokens[uint8_t('a')] == 64 && with_letter.byte_tokens[uint8_t('\n')] == 198));
-    CHECK(encode(with_letter, "ab\n") == std::vector<int>{64, 65, 259});
+TEST_CASE("tokenizer.json: other added tokens are kept, and an empty token is accepted") {
     std::string text = replaced(small_json(), "\"<|endoftext|>\": 258", "\"<|endoftext|>\": 258,\n\"Ġ <pad>\": 259");
     const std::string pad = R"({"id": 259, "content": "Ġ <pad>", "special": true, "lstrip": true},)";
     text = replaced(text, "\"added_tokens\": [", "\"added_tokens\": [" + pad + R"({"id": 260, "content": "new"},)");
     const Tokenizer tokenizer = parse_one_file(text, "test");
     CHECK(tokenizer.added ==
-          std::vector<AddedToken>{{258}, {.id = 259, .lstrip = true}, {.id = 260, .special = false}});
+          std::vector<AddedToken>{{258, END_OF_TEXT}, {259, "Ġ <pad>", true, true}, {260, "new", false}});
     CHECK(!same_tokenizer(tokenizer, parse_one_file(small_json(), "test")));
     CHECK(tokenizer.tokens[259] == "Ġ <pad>");
-    CHECK(tokenizer.tokens[260] == "new");
     CHECK(encode(tokenizer, "new") == std::vector<int>{260});
     const std::string with_empty = replaced(small_json(), "\"abc\": 257", "\"abc\": 257, \"\": 259");
     for (const Tokenizer& want : {tokenizer, parse_one_file(with_empty, "test")}) {
@@ -95,6 +90,26 @@ TEST_CASE("tokenizer.json: other added tokens are kept, a byte's token too, and 
     // merges.txt cannot express a merge of the empty token: its line would be a space and one token.
     CHECK_THROWS_WITH_AS(parse_one_file(replaced(with_empty, "\"ab c\"", "[\"\", \"ab\"]"), "test"),
                          doctest::Contains("test: merge 2 is [\"\",\"ab\"]; it must be two tokens"), Error);
+}
+
+// As tokenizers 0.23 encodes and decodes.
+TEST_CASE("tokenizer.json: an added word may be how a byte or a merge is written") {
+    std::string text = replaced(small_json(), "\"a b\"", R"("a b", "é ĺ", "éĺ ¿", "Ġ a")");
+    text = replaced(text, "\"<|endoftext|>\": 258", R"("<|endoftext|>": 258, "Ġa": 259, "éĺ": 260, "éĺ¿": 261)");
+    text = replaced(text, "\"added_tokens\": [", R"("added_tokens": [{"id": 165, "content": "é"},
+        {"id": 87, "content": "x"}, {"id": 220, "content": "Ġ", "special": true}, {"id": 259, "content": "Ġa"},
+        {"id": 262, "content": "\n"},)");
+    const Tokenizer tokenizer = parse_one_file(text, "");
+    const std::vector<int> tokens = encode(tokenizer, "é Äx a\n");
+    CHECK(tokens == std::vector<int>{165, 220, 127, 226, 87, 259, 262});
+    CHECK(decode(tokenizer, tokens.data(), 7) == "\xe9 Äx a\n");
+    CHECK(tokenizer.byte_tokens[uint8_t('\n')] == 198);
+    CHECK(encode(tokenizer, "阿Ġa阿") == std::vector<int>{261, 259, 261});
+    CHECK(decode(tokenizer, &tokenizer.merges[2].token, 1) == "阿");
+    TemporaryDirectory folder;
+    save_tokenizer(tokenizer, folder.path);
+    check_equal(load_tokenizer(folder.path), tokenizer);
+    CHECK((written_tokens(tokenizer)[165] == "é" && written_merges(tokenizer)[2] == "éĺ ¿"));
 }
 
 TEST_CASE("a directory's tokenizer has the roles of its files, and is written as it was read") {
@@ -114,12 +129,14 @@ TEST_CASE("a directory's tokenizer has the roles of its files, and is written as
         {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "B"}}, {"Sequence": {"id": "A"}}],
          "special_tokens": {"B": {"ids": [259]}}}, {"type": "ByteLevel"}]}, "old": {)");
     const Tokenizer tokenizer = load_tokenizer(folder.path);
-    CHECK(tokenizer.added ==
-          std::vector<AddedToken>{
-              {256}, {258}, {259, false}, {260, false, false, false, true}, {.id = 261, .rstrip = true}, {262}});
-    CHECK((tokenizer.tokens[261] == "<pad>" && tokenizer.tokens[262] == "<i>" && tokenizer.pad == 261 &&
-           tokenizer.bos == 258));
-    CHECK((tokenizer.chat_template == "T" && tokenizer.prefix == std::vector<int>{259}));
+    CHECK(tokenizer.added == std::vector<AddedToken>{{256, "ab"},
+                                                     {258, END_OF_TEXT},
+                                                     {259, "<b>", false},
+                                                     {260, "new", false, false, false, true},
+                                                     {261, "<pad>", true, false, true},
+                                                     {262, "<i>"}});
+    CHECK((tokenizer.pad == 261 && tokenizer.bos == 258 && tokenizer.chat_template == "T"));
+    CHECK(tokenizer.prefix == std::vector<int>{259});
     CHECK(encode_prompt(tokenizer, "abc <pad> ") == std::vector<int>{259, 256, 66, 220, 261});
     CHECK(encode_prompt(tokenizer, "") == std::vector<int>{258, 259});
     save_tokenizer(tokenizer, copy.path);
@@ -196,7 +213,7 @@ static const struct {
     {"\"single_word\": false", "\"single_word\": true", "added token \"<|endoftext|>\" has single_word"},
     {"\"lstrip\": false", "\"lstrip\": 1", "lstrip of an added token is 1, not true or false"},
     {"\"id\": 258", "\"id\": 257", "has the id 257, but the id 258 in the vocabulary"},
-    {"\"added_tokens\": [", "\"added_tokens\": [{\"id\": 188, \"content\": \"Ā\"},", "no token for the byte 0"},
+    {"\"Ā\": 188", "\"zz\": 188", "there is no token for the byte 0"},
     // A merge that is not two tokens of the vocabulary, or occurs twice.
     {"\"a b\"", "\"a  b\"", "merge 1 is \"a  b\"; it must be two tokens with a space between them"},
     {"\"a b\"", "\"a q\"", "merge 1 needs the token \"aq\", which is not in the vocabulary"},
