@@ -257,11 +257,9 @@ std::vector<int> text_start(const Tokenizer& tokenizer) {
 }
 
 std::vector<int> encode_prompt(const Tokenizer& tokenizer, std::string_view text) {
-    if (text.empty()) return document_start(tokenizer);
-    std::vector<int> out = tokenizer.prefix;
-    Encoder encoder(tokenizer, 8);
-    encode(encoder, text, out, true);
-    return out;
+    std::vector<int> out = encode(tokenizer, text, true);
+    out.insert(out.begin(), tokenizer.prefix.begin(), tokenizer.prefix.end());
+    return out.empty() ? std::vector{tokenizer.end_of_text} : out;
 }
 
 void count_special(const Tokenizer& tokenizer, std::string_view text, std::map<int, int64_t>& counts) {

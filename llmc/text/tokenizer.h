@@ -105,7 +105,7 @@ struct Encoder {
 // add_special_tokens=False.
 void encode(Encoder& encoder, std::string_view text, std::vector<int>& out, bool special = false);
 std::vector<int> encode(const Tokenizer& tokenizer, std::string_view text, bool special = false);
-// The ids of Hugging Face's encode(): the prefix in front. For an empty text: document_start().
+// The ids of Hugging Face's encode(): the prefix in front. An empty text without a prefix: end_of_text.
 std::vector<int> encode_prompt(const Tokenizer& tokenizer, std::string_view text);
 // The tokens before the text of a document: the end of the one before, and the prefix, if it begins with another token.
 std::vector<int> document_start(const Tokenizer& tokenizer);
