@@ -135,12 +135,12 @@ static void eval_text(const Options& o, Comm& comm, const Groups& groups, const 
 template <class floatX>
 static void eval_loss(const Options& o, Comm& comm, const Groups& groups, const RunStart& source, int T) {
     DataLoaderConfig data = {o.val_data, "--val-data", o.micro_batch, T, source.config.V};
-    data.rank = groups.dp.rank;
-    data.world_size = groups.dp.world_size;
+    data.rank = groups.dp.rank, data.world_size = groups.dp.world_size;
     data.in_order = true;
     data.max_windows = windows_of(o.val_tokens, T);
-    DataLoader loader(data);
-    check_vocabulary(loader.corpus, "--val-data", source, o);
+    Corpus corpus = open_corpus(o.val_data, "--val-data", T);
+    check_vocabulary(corpus, "--val-data", source, o);
+    DataLoader loader(data, std::move(corpus));
     compare_ranks(comm, o, {{"weights", source.weights}, {"validation data", hex(loader.corpus.fingerprint)}});
     GPT2<floatX> model(source.config, Purpose::eval, o.micro_batch, T, shard_of(groups.tp));
     load_model(model, source, comm, groups.tp);

@@ -77,10 +77,14 @@ void read_tokens(const Shard& shard, int64_t begin, int64_t count, int vocab_siz
         uint32_t token = 0;
         memcpy(&token, bytes.data() + i * shard.bytes_per_token, size_t(shard.bytes_per_token));
         if (token >= uint32_t(vocab_size))
-            fail(EXIT_BAD_DATA,
-                 "%s: token %s (byte %s) is %u, but the vocabulary has %d tokens (made with another tokenizer?)",
-                 shard.path.c_str(), with_commas(begin + i).c_str(),
-                 with_commas(offset + i * shard.bytes_per_token).c_str(), token, vocab_size);
+            fail(EXIT_BAD_DATA, "%s: token %s (byte %s) is %u, but the vocabulary has %d tokens%s", shard.path.c_str(),
+                 with_commas(begin + i).c_str(), with_commas(offset + i * shard.bytes_per_token).c_str(), token,
+                 vocab_size,
+                 token < uint32_t(shard.vocab_size)
+                     ? format(", and the tokenizer %d: a new run with --init and --vocab-size %d adds the others",
+                              shard.vocab_size, shard.vocab_size)
+                           .c_str()
+                     : " (made with another tokenizer?)");
         out[i] = int(token);
     }
 }

@@ -14,7 +14,7 @@ struct Shard {
     int64_t tokens;
     int bytes_per_token;  // 2 or 4
     uint64_t hash;        // hash of pieces of the content
-    int vocab_size = 0;   // size that a shard of version 2 states; 0: version 1
+    int vocab_size = 0;   // tokens of its tokenizer, as a shard of version 2 states; 0: unknown
 };
 
 // Checks the magic, the version, and that the file has exactly the length that its header states. Fails with

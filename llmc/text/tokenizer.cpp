@@ -232,8 +232,8 @@ void encode(Encoder& encoder, std::string_view text, std::vector<int>& out, bool
     for_each_part(tokenizer, text, special, [&](std::string_view part, const AddedToken* token) {
         if (!token) return encode_plain(encoder, part, out);
         if (token->id >= tokenizer.rows)
-            fail(EXIT_BAD_DATA, "the text has \"%s\", which is token %d, but the model has only %d",
-                 printable(tokenizer.tokens[size_t(token->id)]).c_str(), token->id, tokenizer.rows);
+            fail(EXIT_BAD_DATA, "the text has \"%s\", token %d, but the model has only %d; train with --vocab-size %d",
+                 printable(token->content).c_str(), token->id, tokenizer.rows, tokenizer.vocab_size());
         out.push_back(token->id);
     });
 }

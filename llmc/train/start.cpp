@@ -121,9 +121,10 @@ static void leave_out_other_tokenizer(RunStart& start, const Options& o) {
     start.tokenizer.reset();
 }
 
-void check_vocabulary(const Corpus& data, const char* option, const RunStart& start, const Options& o) {
-    if (data.vocab_size == 0 || !start.tokenizer || o.allow_other_tokenizer) return;
-    if (data.vocab_size != start.tokenizer->vocab_size())
+void check_vocabulary(Corpus& data, const char* option, const RunStart& start, const Options& o) {
+    if (!start.tokenizer || o.allow_other_tokenizer) return;
+    for (Shard& shard : data.shards) shard.vocab_size = start.tokenizer->vocab_size();
+    if (data.vocab_size != 0 && data.vocab_size != start.tokenizer->vocab_size())
         fail(EXIT_BAD_DATA,
              "%s has shards for a vocabulary of %d tokens, but the tokenizer %s has %d; tokenize the text with that "
              "tokenizer, or give --allow-other-tokenizer",

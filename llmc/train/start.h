@@ -35,8 +35,9 @@ RunStart find_training_start(const Options& options, const Comm& comm);
 // whose newest checkpoint is used; rank 0 warns of damaged ones. need_tokenizer: refuses a model without one.
 RunStart find_trained_model(const Options& options, bool need_tokenizer, const Comm& comm);
 
-// Refuses shards of another vocabulary size than that of the tokenizer. option: where the data come from.
-void check_vocabulary(const Corpus& data, const char* option, const RunStart& start, const Options& options);
+// Refuses shards of another vocabulary size than that of the tokenizer, and notes its size in the others. option: where
+// the data come from.
+void check_vocabulary(Corpus& data, const char* option, const RunStart& start, const Options& options);
 
 // ---- ranks that were started alike (same_ranks.cpp). All ranks call each function.
 

@@ -95,6 +95,11 @@ def test_a_larger_vocabulary_adds_rows_that_depend_on_the_seed_alone(model, data
     edit_json(model / "tokenizer.json", added_tokens=[*tokenizer["added_tokens"], {
         "id": 300, "content": "<new>", "special": True, "normalized": False}])
     assert "--vocab-size 301 adds them" in tune("--allow-other-tokenizer --init", model, data=data).err
+    (tmp_path / "new.txt").write_text("<new> " * 3000)
+    new = tmp_path / "new"
+    run(PROGRAM, "tokenize --special-tokens --tokenizer", model, tmp_path / "new.txt", "--output", new)
+    for command in (["eval --val-data", new / "val_*.bin"], ["--steps 1 --train-data", new / "train_*.bin"]):
+        refused(65, ": a new run with --init and --vocab-size 301 adds the others", PROGRAM, *command, "--init", model)
 
 
 def test_what_other_programs_call_a_model_is_found(model, data, tmp_path):

@@ -140,6 +140,10 @@ TEST_CASE("a token outside of the vocabulary is refused, and the message has its
     write_bytes(dir / "wide.bin", wide);
     CHECK(contains(refusal([&] { read_shard(dir / "wide.bin", 4, 1, 1000); }), "is 4294967295, but the vocabulary"));
     read_shard(dir / "a.bin", 43, 57, 50257);  // the other tokens can be read
+    Shard known = open_shard(dir / "a.bin");
+    known.vocab_size = 50260;
+    CHECK(contains(refusal([&] { read_tokens(known, 42, 1, 50257, tokens.data()); }),
+                   ", and the tokenizer 50260: a new run with --init and --vocab-size 50260 adds the others"));
     read_shard(dir / "a.bin", 0, 42, 50257);
 }
 

@@ -191,7 +191,8 @@ TEST_CASE("added tokens stand for themselves in a prompt, the longest first, and
     CHECK(encode(tokenizer, "new<a>") == with_text({N, "<a>"}));  // special ones stay text
     tokenizer.rows = N;
     CHECK(refusal([&] { encode(tokenizer, "a new"); }) ==
-          format("65 the text has \"new\", which is token %d, but the model has only %d", N, N));
+          format("65 the text has \"new\", token %d, but the model has only %d; train with --vocab-size %d", N, N,
+                 N + 2));
 }
 
 TEST_CASE("text split at the tokenizer's last_safe_cut has the tokens of the whole, wherever added tokens are") {
