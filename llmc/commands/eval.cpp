@@ -105,7 +105,7 @@ static void eval_tasks(const Options& o, Comm& comm, const Groups& groups, const
 template <class floatX>
 static void eval_text(const Options& o, Comm& comm, const Groups& groups, const RunStart& source, int T) {
     ENSURE(o.stride <= T, "--stride %d is more than the %d tokens of a window; give that or less", o.stride, T);
-    const std::vector<std::string> documents = read_documents(o.text, o.text_key);
+    const std::vector<std::string> documents = read_documents(o.text, o.text_key, comm.rank == 0);
     double words = 0.0;
     int64_t bytes = 0, count = 0;
     std::vector<Sequence> windows;

@@ -157,8 +157,7 @@ static void encode_chunk(Encoder& encoder, Chunk& chunk, const CorpusRules& rule
     out.train.reserve(chunk.bytes.size() / 3);  // growing would copy
     for_each_document(chunk, rules, [&](std::string_view text, bool starts, bool held_out) {
         out.bytes += int64_t(text.size());
-        out.empty += text.empty();
-        if (text.empty()) return;
+        if (text.empty()) return void(out.empty++);
         std::vector<int>& tokens = held_out ? out.val : out.train;
         if (starts) tokens.insert(tokens.end(), start.begin(), start.end());
         count_special(encoder.tokenizer, text, out.special);
@@ -208,14 +207,7 @@ static void check_options(const Options& o) {
 // Refuses inputs without any text, and warns of text that is not UTF-8. Returns the bytes of all files.
 static int64_t check_files(const std::vector<TextFile>& files) {
     int64_t bytes = 0;
-    for (const TextFile& file : files) {
-        bytes += file.size;
-        if (file.odd_byte >= 0)
-            print_message(
-                format("warning: %s: is not UTF-8 text (byte %s), and its bytes are tokenized as they "
-                       "are; if it is Latin-1, convert it with iconv -f ISO-8859-1 -t UTF-8",
-                       file.path.c_str(), with_commas(file.odd_byte + 1).c_str()));
-    }
+    for (const TextFile& file : files) warn_unless_utf8(file), bytes += file.size;
     if (bytes == 0)
         fail(EXIT_BAD_DATA, "%s: is empty%s", files[0].path.c_str(),
              files.size() == 1 ? "" : ", and so are the other inputs");

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "base/json.h"
+#include "base/print.h"
 #include "text/unicode.h"
 
 namespace fs = std::filesystem;
@@ -307,8 +308,17 @@ TextFile open_input(const std::string& path, Wanted wanted, const std::string& k
     return file;
 }
 
+void warn_unless_utf8(const TextFile& file) {
+    if (file.odd_byte < 0) return;
+    print_message(
+        format("warning: %s: is not UTF-8 text (byte %s), and its bytes are tokenized as they are; if it is "
+               "Latin-1, convert it with iconv -f ISO-8859-1 -t UTF-8",
+               file.path.c_str(), with_commas(file.odd_byte + 1).c_str()));
+}
+
 std::string read_prompt(const std::string& path) {
     const TextFile file = open_input(path, Wanted::prompt, "");
+    warn_unless_utf8(file);
     TextStream stream(file);
     stream.skip_mark();
     const std::string_view text = stream.peek(MAX_PROMPT_BYTES + 1);

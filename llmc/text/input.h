@@ -55,6 +55,7 @@ enum class Wanted { documents, rows, prompt };
 // Refuses a file that is not that (EXIT_BAD_DATA). keys: the one that documents are under, or those of rows, in lines.
 TextFile open_input(const std::string& path, Wanted wanted, const std::string& keys);
 std::string read_prompt(const std::string& path);
+void warn_unless_utf8(const TextFile& file);
 // The file's name without folders and without .gz and the like.
 std::string unpacked_name(const std::string& path);
 

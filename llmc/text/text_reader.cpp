@@ -263,8 +263,9 @@ void for_each_document(Chunk& chunk, const CorpusRules& rules,
     }
 }
 
-std::vector<std::string> read_documents(const std::string& path, const std::string& text_key) {
+std::vector<std::string> read_documents(const std::string& path, const std::string& text_key, bool warns) {
     const std::vector<TextFile> files = {open_input(path, Wanted::documents, text_key)};
+    if (warns) warn_unless_utf8(files[0]);
     const CorpusRules rules{.text_key = text_key};
     CorpusReader reader{files, rules};
     std::vector<std::string> documents;

@@ -84,8 +84,8 @@ struct CorpusReader {
 void for_each_document(Chunk& chunk, const CorpusRules& rules,
                        const std::function<void(std::string_view text, bool starts, bool val)>& f);
 
-// The documents of a file: a text is one.
-std::vector<std::string> read_documents(const std::string& path, const std::string& text_key);
+// The documents of a file: a text is one. warns: on stderr, of text that is not UTF-8.
+std::vector<std::string> read_documents(const std::string& path, const std::string& text_key, bool warns);
 // Calls f(row, where) for each object or record of a file; where: "file:line", for messages. keys: those that are read,
 // in lines.
 void for_each_row(const std::string& path, const std::string& keys,

@@ -121,6 +121,15 @@ def test_a_text_is_scored_like_the_same_text_as_a_row_and_counts_its_words_and_b
             assert abs(float(printed) / value - 1) < 1e-5
 
 
+def test_a_text_that_is_not_utf_8_gives_one_warning(trained, data, tmp_path):
+    (tmp_path / "text").write_bytes(b"the old caf\xe9\n")
+    for command in (["tokenize --output", tmp_path / "out", "--tokenizer", data],
+                    ["eval --ranks 2 --init", trained.folder, "--text"],
+                    ["generate --max-tokens 2 --init", trained.folder, "--prompt-file"]):
+        said = run(PROGRAM, *command, tmp_path / "text").err
+        assert said.count(f"warning: {tmp_path}/text: is not UTF-8 text (byte 12), and its bytes are tokenized") == 1
+
+
 def test_stride_gives_each_token_of_a_text_more_context(trained, tmp_path):
     (tmp_path / "text").write_text(make_text(600))
     losses = [float(re.search("loss ([0-9.]+)", evaluate(trained, "--text", tmp_path / "text", options).out)[1])
