@@ -23,7 +23,8 @@ static constexpr ForeignContent  //
     ZSTD = {"a file packed by zstd", "unpack it with zstd -d", false, "zstd", {"zstd", "-dc", "--long=31"}},
     XZ = {"a file packed by xz", "unpack it with xz -d", false, "xz-utils", {"xz", "-dc"}},
     BZIP2 = {"a file packed by bzip2", "unpack it with bzip2 -d", false, "bzip2", {"bzip2", "-dc"}},
-    PARQUET = {"a Parquet file", "train_gpt2 tokenize reads it, unpacked", false, "python3", {"python3"}};
+    PARQUET = {"a Parquet file", "train_gpt2 tokenize reads it, unpacked", false, "python3", {"python3"}},
+    PICKLE = {"a Python pickle", TO_PARQUET};
 
 // Long enough that no text begins so by chance.
 static constexpr Magic known[] = {
@@ -53,9 +54,15 @@ static constexpr Magic known[] = {
     {0, "\x88\xd8\x34\x01"sv, {"a token shard", "it needs no tokenizing"}},
     {0, "\x8a\xd8\x34\x01"sv, {"a task of llm.c", "train_gpt2 eval --task reads it, unpacked"}},
     {0, "\x80\2"sv, {"a Python pickle (also PyTorch's .pt)", NUMBERS}},
-    {0, "\x80\3"sv, {"a Python pickle", NUMBERS}},
-    {0, "\x80\4"sv, {"a Python pickle", NUMBERS}},
-    {0, "\x80\5"sv, {"a Python pickle", NUMBERS}},
+    {0, "\x80\3"sv, PICKLE},
+    {0, "\x80\4"sv, PICKLE},
+    {0, "\x80\5"sv, PICKLE},
+    {0, "}q\0"sv, PICKLE},  // protocol 1: a dict, a list
+    {0, "]q\0"sv, PICKLE},
+    {0, "(dp0\n"sv, PICKLE},  // protocol 0
+    {0, "(lp0\n"sv, PICKLE},
+    {0, "(dp1\n"sv, PICKLE},  // by Python 2
+    {0, "(lp1\n"sv, PICKLE},
     {0, "GGUF\2\0\0\0"sv, {"a GGUF file", WEIGHTS}},
     {0, "GGUF\3\0\0\0"sv, {"a GGUF file", WEIGHTS}},
     {4, "\0\0\0\0{\""sv, {"a safetensors file", WEIGHTS}},
