@@ -228,7 +228,7 @@ static std::string why_refused(const TextFile& file, std::string_view start) {
         return format("%s %s, not %s; %s", file.command.empty() ? "is" : "holds", content->what,
                       content->is_text ? "JSON or CSV" : "text", content->remedy);
     if (suffix_of(unpacked_name(file.path), {".parquet"})) return "is no Parquet file; get it again";
-    const size_t zero = start.find('\0');
+    const size_t zero = start.substr(0, size_t(INSPECTED)).find('\0');
     if (zero == start.npos) return "";
     return format("is no text: byte %s is zero; if it is UTF-16, convert it with iconv -f UTF-16 -t UTF-8",
                   with_commas(int64_t(zero) + 1).c_str());

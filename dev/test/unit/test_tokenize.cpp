@@ -94,7 +94,7 @@ TEST_CASE("the first byte that is not UTF-8 text is found in the first MiB") {
                                                      {"caf\xe9 au lait", 3},
                                                      {mib.substr(2) + "\U0001f600", -1},
                                                      {mib.substr(1) + "\xe9", mib.size() - 1},
-                                                     {mib + "\xe9", -1}};
+                                                     {mib + std::string("\0\xe9", 2), -1}};
     TokenizeRun run;
     for (const auto& [bytes, odd_byte] : cases) {
         run.file("a.txt", bytes);
