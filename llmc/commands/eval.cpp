@@ -136,8 +136,7 @@ template <class floatX>
 static void eval_loss(const Options& o, Comm& comm, const Groups& groups, const RunStart& source, int T) {
     DataLoaderConfig data = {o.val_data, "--val-data", o.micro_batch, T, source.config.V};
     data.rank = groups.dp.rank, data.world_size = groups.dp.world_size;
-    data.in_order = true;
-    data.max_windows = windows_of(o.val_tokens, T);
+    data.in_order = true, data.max_windows = windows_of(o.val_tokens, T);
     Corpus corpus = open_corpus(o.val_data, "--val-data", T);
     check_vocabulary(corpus, "--val-data", source, o);
     DataLoader loader(data, std::move(corpus));

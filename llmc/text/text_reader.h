@@ -86,7 +86,6 @@ void for_each_document(Chunk& chunk, const CorpusRules& rules,
 
 // The documents of a file: a text is one. warns: on stderr, of text that is not UTF-8.
 std::vector<std::string> read_documents(const std::string& path, const std::string& text_key, bool warns);
-// Calls f(row, where) for each object or record of a file; where: "file:line", for messages. keys: those that are read,
-// in lines.
+// Calls f(row, where) for each object or record; where: "file:line", for messages. keys: those that are read, in lines.
 void for_each_row(const std::string& path, const std::string& keys,
                   const std::function<void(const Json& row, const std::string& where)>& f);

@@ -480,8 +480,7 @@ static Json tokenizer_json(const Tokenizer& tokenizer) {
 }
 
 static std::string config_file(const Tokenizer& tokenizer) {
-    const auto own = tokenizer.files.find("tokenizer_config.json");
-    if (own != tokenizer.files.end()) return own->second;
+    if (tokenizer.files.contains("tokenizer_config.json")) return tokenizer.files.at("tokenizer_config.json");
     const std::string end = tokenizer.tokens[size_t(tokenizer.end_of_text)];
     return json_file({{"tokenizer_class", "GPT2Tokenizer"},
                       {"add_prefix_space", false},
