@@ -45,6 +45,7 @@ void load_model(GPT2<floatX>& model, const RunStart& source, Comm& comm, Comm& t
     std::vector<float> own;
     load_weights(source.weights, ParamLayout(model.config), [&](const float* host, Slot, Param p, int l) {
         comm.reached("loading of a tensor");
+        if (tensor_ranks.world_size == 1) return model.set_param(p, l, host);
         own.resize(size_t(model.layout.size(p)));
         take_shard(own.data(), host, model.layout, p);
         model.set_param(p, l, own.data());

@@ -20,7 +20,8 @@ static void check_memory(const Options& o, const GPT2Config& config, int T, cons
                          int64_t available) {
     const auto bytes = [&](int B, int T) {
         const int64_t batches = 3 * 2 * int64_t(sizeof(int)) * B * T;  // tokens and targets in the loader
-        return batches + device_bytes(model_memory<floatX>(config, Purpose::eval, B, T, options));
+        const int64_t loading = device_memory_is_host() ? largest_tensor(config) * int64_t(sizeof(float)) : 0;
+        return loading + batches + device_bytes(model_memory<floatX>(config, Purpose::eval, B, T, options));
     };
     int fits = o.micro_batch, shorter = T;
     while (fits > 0 && bytes(fits, T) > available) fits /= 2;

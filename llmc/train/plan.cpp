@@ -122,6 +122,13 @@ MemoryOptions memory_options_of(const Options& o, int data_parallel, int tensor_
             .sequence_parallel = o.sequence_parallel};
 }
 
+int64_t largest_tensor(const GPT2Config& config) {
+    const ParamLayout layout(config);
+    int64_t largest = 0;
+    for (const ParamSpec& spec : param_table) largest = std::max<int64_t>(largest, layout.size(spec.id));
+    return largest;
+}
+
 std::vector<MemoryItem> training_memory(Dtype dtype, const GPT2Config& config, const BatchPlan& batch,
                                         MemoryOptions options) {
     std::vector<MemoryItem> items = with_dtype(dtype, [&]<class floatX>(floatX) {
@@ -129,9 +136,7 @@ std::vector<MemoryItem> training_memory(Dtype dtype, const GPT2Config& config, c
         for (const auto& item : optimizer_memory<floatX>(config, options, batch.world_size)) items.push_back(item);
         return items;
     });
-    const ParamLayout layout(config);
-    int64_t largest = 0;
-    for (const ParamSpec& spec : param_table) largest = std::max<int64_t>(largest, layout.size(spec.id));
+    const int64_t largest = largest_tensor(config);
     // Tensor-parallel ranks also hold their own shard of a tensor, and that of another rank.
     const int64_t shards = options.tensor.count > 1 ? 2 * largest / options.tensor.count : 0;
     // Codes of a whole tensor are made from its floats, and read to them.

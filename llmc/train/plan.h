@@ -50,6 +50,7 @@ void check_tensor_parallel(const Options& options, const GPT2Config& config, int
 // Returns the options that change memory use, for so many data-parallel ranks and this rank's shard of the layers.
 MemoryOptions memory_options_of(const Options& options, int data_parallel, int tensor_index = 0);
 
+int64_t largest_tensor(const GPT2Config& config);  // elements of it
 // Returns the memory that training needs: all allocations on the device, and a host buffer for the largest
 // tensor, which is loaded as a whole while the device's memory is already allocated.
 std::vector<MemoryItem> training_memory(Dtype dtype, const GPT2Config& config, const BatchPlan& batch,
