@@ -2,7 +2,10 @@
 
 #include <unistd.h>
 
+#include <cerrno>
+#include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <utility>
 
 #include "base/common.h"
@@ -46,8 +49,18 @@ static std::unique_ptr<Comm> join_ranks(const Launch& launch) {
     return make_mpi_comm(launch);
 }
 
+// Asks the process that has started mpirun (TRAIN_GPT2_SAVES=HOST:PID) for the signal that it got before, if any. If it
+// was killed before, mpirun may have dropped the signal of its death, too.
+static void ask_for_signal() {
+    const char* value = getenv("TRAIN_GPT2_SAVES");
+    const std::string starter = value ? value : "", here = host_name() + ":";
+    const int pid = starter.starts_with(here) ? atoi(starter.c_str() + here.size()) : 0;
+    if (pid > 0 && kill(pid, SIGURG) != 0 && errno == ESRCH) raise(SIGTERM);
+}
+
 std::unique_ptr<Comm> make_comm(const Launch& launch, std::shared_ptr<Watchdog> watchdog) {
     std::unique_ptr<Comm> comm = join_ranks(launch);
+    if (launch.launcher == "mpirun") ask_for_signal();
     comm->watchdog = std::move(watchdog);
     return comm;
 }

@@ -97,6 +97,7 @@ static void become_mpirun(int count, char** argv) {
     if (geteuid() == 0)
         for (const char* name : {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"}) setenv(name, "1", 0);
     if (!getpwuid(geteuid())) setenv("HOME", "/", 0);  // if both are missing, the PMIx of Open MPI 4 crashes
+    setenv("TRAIN_GPT2_SAVES", format("%s:%d", host_name().c_str(), int(getppid())).c_str(), 1);
     hide_mpirun();
     block_in_mpirun();
     execvp(words[0], const_cast<char**>(words.data()));
@@ -125,7 +126,7 @@ static sigset_t block_signals() {
     sigemptyset(&signals);
     for (const int number : STOP_SIGNALS)
         if (!is_ignored(number)) sigaddset(&signals, number);
-    for (int number : {SIGCHLD, SIGALRM}) {
+    for (int number : {SIGCHLD, SIGALRM, SIGURG}) {
         signal(number, [](int) {});  // an ignored SIGCHLD would not arrive
         sigaddset(&signals, number);
     }
@@ -139,16 +140,18 @@ static int supervise(std::vector<pid_t> processes, bool mpirun, const sigset_t& 
         for (const pid_t pid : processes)
             if (pid > 0) kill(pid, number);
     };
-    int exit_code = 0, replaced = 0;  // replaced: the signal in whose place mpirun got SIGUSR1
+    int exit_code = 0, replaced = 0, sent = 0;  // replaced: the signal in whose place mpirun got SIGUSR1
     double first_signal = 0.0;
     for (size_t running = processes.size(); running > 0;) {
         int number = 0, status = 0;
         sigwait(&signals, &number);
         if (number == SIGALRM) signal_all(SIGKILL);
-        if (number != SIGALRM && number != SIGCHLD) {
+        if (number == SIGURG && sent) signal_all(sent);  // from a new rank: mpirun drops what comes before its ranks
+        if (std::ranges::count(STOP_SIGNALS, number)) {
             const bool replace = mpirun && std::ranges::count(MPIRUN_KILLS_AT, number);
             if (replace) replaced = number;
-            signal_all(replace ? SIGUSR1 : number);
+            sent = replace ? SIGUSR1 : number;
+            signal_all(sent);
             if (first_signal == 0.0) first_signal = seconds_now();
             if (is_second_request(number, first_signal)) alarm(SECONDS_TO_END);  // ranks that hang are killed then
         }

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from harness import (STOP_SIGNALS, assert_same_run, execute, preload, ranks, ranks_of, refused, run, train,
-                     train_command)
+from harness import (MPI_ENVIRONMENT, STOP_SIGNALS, Launch, Run, assert_same_run, execute, make_script, on_path,
+                     preload, ranks, ranks_of, refused, run, train, train_command)
 from mpi import mpirun_says, wait_for_end_of
 
 ENDLESS = "--ranks 2 --steps 1000000 --checkpoint-every 100000"
@@ -92,6 +92,22 @@ def test_a_signal_saves_and_ends_all(number, job, tmp_path):
     process.signal(number)
     assert process.wait() == 75 and (tmp_path / "run/latest").exists()
     wait_for_end_of(pids)
+
+
+# mpirun drops signals until its ranks exist. This one starts them after it has dropped one.
+@pytest.mark.parametrize("by", [Launch(options="--ranks 2"), Launch(prefix="scripts/mpirun.sh -np 2")])
+@pytest.mark.parametrize("number, codes", [(signal.SIGTERM, (75, 138, 143)), (signal.SIGKILL, (137,))])
+def test_a_signal_that_mpirun_drops_is_not_lost(number, codes, by, train_in_background, data, tmp_path):
+    starts = f"""exec '{shutil.which("mpirun")}' "$@\""""
+    make_script(tmp_path / "mpirun", f"trap '{starts}' USR1; : >'{tmp_path}/waits'; while :; do sleep 0.02; done")
+    process = train_in_background("--steps 3000", out=tmp_path / "run", data=data, by=by,
+                                  env=on_path(tmp_path, **MPI_ENVIRONMENT))
+    process.wait_for((tmp_path / "waits").exists, "mpirun")
+    mpirun = process.descendants()[:1]
+    process.signal(number)
+    assert process.wait() in codes
+    wait_for_end_of(mpirun)
+    assert Run(tmp_path / "run").last_step() < 2999
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
