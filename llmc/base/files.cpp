@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <fstream>
 #include <system_error>
 #include <utility>
 
@@ -76,12 +77,23 @@ void InputFile::read_at(void* out, int64_t offset, int64_t bytes) const {
     }
 }
 
-std::string read_file(const std::string& path, int64_t max_bytes) {
+std::string read_file(const std::string& path, int64_t max_bytes, bool or_pipe) {
+    std::string content;
+    const auto check_size = [&](int64_t bytes, const char* or_more) {
+        if (bytes > max_bytes)
+            fail(EXIT_BAD_DATA, "%s: has %s bytes%s, but such a file may have at most %s", path.c_str(),
+                 with_commas(bytes).c_str(), or_more, with_commas(max_bytes).c_str());
+        content.resize(size_t(bytes));
+    };
+    if (or_pipe && is_pipe(path)) {
+        std::ifstream pipe(path);
+        if (!pipe) fail_errno(EXIT_NO_INPUT, path, "open");
+        content.resize(size_t(max_bytes) + 1);
+        check_size(pipe.read(content.data(), max_bytes + 1).gcount(), " or more");
+        return content;
+    }
     const InputFile file(path);
-    if (file.size > max_bytes)
-        fail(EXIT_BAD_DATA, "%s: has %s bytes, but such a file may have at most %s", path.c_str(),
-             with_commas(file.size).c_str(), with_commas(max_bytes).c_str());
-    std::string content(size_t(file.size), '\0');
+    check_size(file.size, "");
     file.read_at(content.data(), 0, file.size);
     return content;
 }
@@ -214,6 +226,11 @@ bool path_exists(const std::string& path) {
 bool is_directory(const std::string& path) {
     std::error_code ignored;
     return fs::is_directory(path, ignored);
+}
+
+bool is_pipe(const std::string& path) {
+    std::error_code ignored;
+    return fs::is_fifo(path, ignored);
 }
 
 bool is_same_file(const std::string& a, const std::string& b) {

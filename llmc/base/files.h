@@ -62,8 +62,8 @@ struct FileLock {
     ~FileLock();  // removes the file
 };
 
-// Reads the whole file. Refuses a file larger than max_bytes (EXIT_BAD_DATA).
-std::string read_file(const std::string& path, int64_t max_bytes);
+// Reads the whole file. Refuses a file larger than max_bytes (EXIT_BAD_DATA). or_pipe: it may also be a pipe.
+std::string read_file(const std::string& path, int64_t max_bytes, bool or_pipe = false);
 // Writes a new file; its content is on disk when the call returns.
 FileSum write_file(const std::string& path, const std::string& content);
 // Writes or replaces a file atomically: after a crash, and for readers, it is old or new. A failure leaves the old one.
@@ -76,6 +76,7 @@ void sync_path(const std::string& path);
 
 bool path_exists(const std::string& path);
 bool is_directory(const std::string& path);
+bool is_pipe(const std::string& path);
 bool is_same_file(const std::string& a, const std::string& b);  // false if one is missing
 // Refuses (EXIT_NO_INPUT) a path that is not a directory, or a directory without search permission, which looks empty.
 void check_directory(const std::string& dir);

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/common.h"
+#include "base/files.h"
 #include "base/print.h"
 #include "train/options.h"
 
@@ -90,6 +91,18 @@ static void check_eval(const Options& o) {
     ENSURE(!o.val_data.empty() || o.val_tokens == 0, "--val-tokens needs --val-data; tasks and texts are read whole");
 }
 
+// Refuses what --ranks N would have to share among its ranks, which have no stdin and no files that the caller opened.
+static void check_shared(const Options& o) {
+    if (o.ranks == 0 || o.ranks == 1 || o.command == Command::plan) return;
+    for (const auto& [name, path] : {std::pair("--config", o.config),
+                                     {"--text", o.text},
+                                     {"--task", o.task},
+                                     {"--prompt-file", o.reads_stdin ? "" : o.prompt_file}})
+        ENSURE(path != "-" && path != "/dev/stdin" && !path.starts_with("/dev/fd/") && !is_pipe(path),
+               "%s %s: the ranks of --ranks cannot share a pipe or stdin; write its content to a file, and name that",
+               name, path.c_str());
+}
+
 void check_options(Options& o) {
     const bool trains = o.command == Command::train || o.command == Command::plan;
     for (std::string* files : {&o.eval_task, &o.task}) std::ranges::replace(*files, ',', '\n');  // one in each line
@@ -97,6 +110,7 @@ void check_options(Options& o) {
     if (o.command == Command::tokenize) check_tokenize(o);
     if (o.command == Command::export_model) check_export(o);
     if (o.command == Command::eval) check_eval(o);
+    check_shared(o);
     ENSURE(o.prompt.empty() || o.prompt_file.empty(), "--prompt and --prompt-file are two texts to continue; give one");
     ENSURE(!o.reads_stdin || o.tensor_parallel == 1 || !isatty(STDIN_FILENO),
            "one rank alone takes lines from a terminal; with --tensor-parallel %d give --prompt or --prompt-file",

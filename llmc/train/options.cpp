@@ -371,7 +371,7 @@ Options parse_options(int argc, const char* const* argv) {
         o.command = Command::help;
         return o;
     }
-    if (!o.config.empty()) parser.read_text(o.config, read_file(o.config, 1 << 20), false);
+    if (!o.config.empty()) parser.read_text(o.config, read_file(o.config, 1 << 20, true), false);
     while (o.output.size() > 1 && (o.output.ends_with('/') || o.output.ends_with("/.")))
         o.output.pop_back();  // as shells complete it
     ENSURE(!o.resume || !o.output.empty(), "--resume needs the --output that holds the checkpoints");

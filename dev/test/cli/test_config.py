@@ -25,8 +25,10 @@ def test_a_resume_takes_the_options_of_the_run_and_does_nothing_if_it_is_finishe
 
 
 def test_a_new_run_with_the_config_of_another_has_the_same_losses(trained, tmp_path):
-    run(PROGRAM, "--config", trained / "run.toml", "--output", tmp_path / "run")
+    command = ["bash", "-c", '"$0" --config <(cat run.toml) --output "$1" $2', PROGRAM, tmp_path / "run"]
+    run(command, cwd=trained)
     assert_same_run(trained, tmp_path / "run", 30)
+    refused(2, "the ranks of --ranks cannot share a pipe or stdin", command, "--ranks=2", cwd=trained)
 
 
 def test_a_warmup_that_was_not_given_follows_steps(tmp_path, data):

@@ -216,6 +216,9 @@ TEST_CASE("options that contradict each other or need another one are refused") 
     expect_refused("generate --init d ", {{"--prompt a --prompt-file b", "are two texts to continue; give one"},
                                           {"--stop a --stop=", "--stop: the text is empty"},
                                           {"--repetition-penalty 0", "--repetition-penalty 0 must be at least 0.001"}});
+    expect_refused("eval --init d --ranks 2 ", {{"--text /dev/fd/63", "--text /dev/fd/63: the ranks of --ranks cannot"},
+                                                {"--text -", "cannot share a pipe or stdin; write its content to a"}});
+    expect_refused("generate --init d --ranks 2 ", {{"--prompt-file /dev/fd/63", "cannot share a pipe or stdin"}});
     expect_refused("", {{"", "--train-data is missing"},
                         {"tokenize --output d --train-bpe 300", "no INPUT"},
                         {"tokenize a --output d", "give one of --train-bpe"},
