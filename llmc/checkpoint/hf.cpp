@@ -166,7 +166,7 @@ static std::vector<int64_t> hf_shape(const ParamLayout& layout, Param p) {
     return {rows, cols};
 }
 
-constexpr const char* EXPONENTS = ".exponents";
+constexpr const char* EXPONENTS = ".block_exponents";
 static int64_t count_blocks(int64_t elements) { return ceil_div(elements, FLAT_ALIGN); }
 
 // The shape in memory, without padded rows.
@@ -291,6 +291,11 @@ static const TensorInfo& find_tensor(const Safetensors& file, const TensorGroup&
              describe_fields(layout.config).c_str());
     const bool in_codes = tensor->dtype == "U8";
     const std::vector<int64_t> needed = in_codes || group.as_in_memory ? memory_shape(layout, p) : hf_shape(layout, p);
+    if (in_codes && file.find(name + ".exponents"))
+        fail(EXIT_BAD_DATA,
+             "%s: %s has 8-bit codes that this version does not read; save the checkpoint as --moments fp32 by the "
+             "version that made it, or start a new run from its weights with --init",
+             file.path.c_str(), name.c_str());
     const TensorInfo* exponents = in_codes ? file.find(name + EXPONENTS) : nullptr;
     if (in_codes &&
         !(exponents && exponents->dtype == "U8" && exponents->elements() == count_blocks(tensor->elements())))

@@ -62,7 +62,7 @@ std::string hf_name(Param p, int l);  // "h.0.ln_1.bias"
 
 // A group of tensors in a file: all parameters of one slot, with a common name prefix. A moment in 8 bits is two
 // tensors: "m.transformer.h.0.ln_1.bias", a code for each element in ParamLayout's order, without padded rows, and
-// "m.transformer.h.0.ln_1.bias.exponents", a byte for each FLAT_ALIGN of them (base/moments.h).
+// "m.transformer.h.0.ln_1.bias.block_exponents", a byte for each FLAT_ALIGN of them (base/moments.h).
 struct TensorGroup {
     Slot slot;
     std::string prefix;         // "transformer." for weights, as in Hugging Face's files

@@ -259,9 +259,9 @@ INLINE floatv load_moment(const Moment& moment, int i, uint32_t base) {
         using Format = MomentFormat<WHICH>;
         const uintv codes = load_bytes(static_cast<const uint8_t*>(moment.data) + i);
         const uintv magnitude = WHICH == WhichMoment::first ? codes & Format::largest : codes;
-        const uintv bits = (magnitude << Format::shift) + base, value = magnitude != 0 ? bits : uintv{};
-        if constexpr (WHICH == WhichMoment::first) return (floatv)(value | ((codes << 24) & 0x80000000));
-        return (floatv)value * (floatv)value;
+        const floatv value = (floatv)((magnitude << Format::shift) + base) - __builtin_bit_cast(float, base);
+        if constexpr (WHICH == WhichMoment::first) return (floatv)((uintv)value | ((codes << 24) & 0x80000000));
+        return value * value;
     }
 }
 template <MomentDtype DTYPE, WhichMoment WHICH>
@@ -300,15 +300,16 @@ INLINE void store_codes(const Moment& moment, const floatv (&x)[BLOCK_VECTORS], 
         largest = max(largest, magnitude[j]);  // floats that are not negative have the order of their bits
     }
     const uint8_t exponent = block_exponent<Format>(__builtin_bit_cast(float, reduce_max(largest)));
-    const int base = int(code_base<Format>(exponent));
+    const uint32_t base = code_base<Format>(exponent);
     *moment.exponents = exponent;
     for (int j = 0; j < BLOCK_VECTORS; j++) {
         const uintv random = moment_bits(words, j * VL);
-        const intv below = is_first ? (intv)(random >> 12) : (intv)random & 0x7ffff;
-        const intv code = (magnitude[j] - base + below) >> Format::shift;
+        const intv below = is_first ? (intv)(random >> 13) : (intv)random & 0x3ffff;
+        const intv sum = (intv)((floatv)magnitude[j] + __builtin_bit_cast(float, base));
+        const intv code = (sum - int(base) + below) >> Format::shift;
         uint8_t* const to = static_cast<uint8_t*>(moment.data) + j * VL;
         if constexpr (is_first)
-            store_bytes(to, min(max(code, intv{}), intv{} + int(Format::largest)) | ((intv)x[j] >> 24 & 0x80));
+            store_bytes(to, min(code, intv{} + int(Format::largest)) | ((intv)x[j] >> 24 & 0x80));
         else
             store_bytes(to, max(code, min(magnitude[j], intv{} + 1)));
     }

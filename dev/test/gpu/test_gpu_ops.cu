@@ -116,13 +116,15 @@ TEST_CASE("without master weights zeros stay zero, and impossible steps are refu
     adamw_cases::no_elements_and_impossible_steps();
 }
 
-TEST_CASE("a step with moments in fp32, bf16 or in codes agrees with the definition, however the range is cut") {
+TEST_CASE("a step with moments in bf16 or in codes agrees with the definition, however the range is cut") {
     for (const int64_t count : {64, 1088, 5056}) {
         moment_cases::one_step<float>(gpu_backend, count, adamw_cases::Master::weight_itself, 320);
         moment_cases::one_step<bf16>(gpu_backend, count, adamw_cases::Master::apart, 64);
         moment_cases::one_step<bf16>(gpu_backend, count, adamw_cases::Master::weight_itself, 128);
     }
 }
+
+TEST_CASE("moments are rounded by seed, step and element") { moment_cases::random_bits(gpu_backend); }
 
 TEST_CASE("moments stay near the exact ones, zeros stay zero, and no block makes an update explode") {
     moment_cases::thousand_steps<float>(gpu_backend, 200);

@@ -4,11 +4,13 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/moments.h"
 #include "support/cases_adamw.h"
 
 namespace moment_cases {
 
 using enum WhichMoment;
+constexpr uint64_t SEED = 0x123456789;
 constexpr MomentDtype NARROW[] = {MomentDtype::bf16, MomentDtype::block8};
 
 // A moment in the memory of floats: of `count` elements, then their exponents.
@@ -42,8 +44,7 @@ struct Run {
               float weight_decay = 0.1f, int64_t cut = 1 << 30) {
         const int64_t count = grad.size();
         const auto factor = filled<float>(1, 1.0f);
-        AdamWConfig config;
-        config.weight_decay = weight_decay;
+        const AdamWConfig config = {.weight_decay = weight_decay, .seed = SEED};
         const auto in_cuts = [&](floatX* weight, float* master, float* m, float* v, const float* grad,
                                  const float* factor, Stream stream) {
             const Moment first = moment_in(m, count, dtype), second = moment_in(v, count, dtype);
@@ -70,12 +71,12 @@ inline std::pair<int64_t, bool> compared(const Tensor<float>& a, const Tensor<fl
 }
 
 // Backend and definition round the same sums by the same random bits, so only sums that differ in their last bits may
-// become neighbours: codes, an eighth apart, or values of bf16. One step, so that these differences do not add up.
-// Weights without master weights differ by about 2^-22 before they are rounded to bf16, whose neighbours are 2^-8
-// apart.
+// become neighbours: codes, an eighth apart where values are larger than n, or values of bf16. One step, so that
+// these differences do not add up. Weights without master weights differ by about 2^-22 before they are rounded to
+// bf16, whose neighbours are 2^-8 apart.
 template <class floatX, class Backend>
 void one_step(const Backend& backend, int64_t count, adamw_cases::Master where, int64_t cut) {
-    for (const MomentDtype dtype : {MomentDtype::fp32, MomentDtype::bf16, MomentDtype::block8}) {
+    for (const MomentDtype dtype : NARROW) {
         CAPTURE(int(dtype));
         const auto grad = adamw_cases::gradient(count, 1);
         const int64_t begin = 5 * FLAT_ALIGN;
@@ -93,15 +94,10 @@ void one_step(const Backend& backend, int64_t count, adamw_cases::Master where, 
             CHECK(same_bits(got.state.m, in_cuts.state.m));
             CHECK(same_bits(got.state.v, in_cuts.state.v));
             CHECK(same_bits(got.state.weight, in_cuts.state.weight));
-            if (dtype == MomentDtype::fp32) {
-                expect_close("m", got.m(), want.m(), 1, 8 * epsilon<float>(), 1e-7f);
-                expect_close("v", got.v(), want.v(), 1, 8 * epsilon<float>(), 1e-30f);
-            } else {
-                for (const auto& [a, b] : {std::pair(got.m(), want.m()), {got.v(), want.v()}}) {
-                    const auto [different, close] = compared(a, b, 0.13f);
-                    CHECK(different <= 1 + (count >> 9));
-                    CHECK(close);
-                }
+            for (const auto& [a, b] : {std::pair(got.m(), want.m()), {got.v(), want.v()}}) {
+                const auto [different, close] = compared(a, b, 0.13f);
+                CHECK(different <= 1 + (count >> 9));
+                CHECK(close);
             }
             if (sizeof(floatX) == 2 && where == adamw_cases::Master::weight_itself)
                 CHECK(compared(got.state.weights(), want.state.weights(), 0.0f).first <= 4 + (count >> 12));
@@ -111,6 +107,34 @@ void one_step(const Backend& backend, int64_t count, adamw_cases::Master where, 
     }
 }
 
+// The bits that round the first step's means in bf16 are those of Philox for seed, step and element, of a stream that
+// rounds no weights: that of random.h.
+template <class Backend>
+void random_bits(const Backend& backend) {
+    constexpr int64_t count = 192, begin = 5 * FLAT_ALIGN;
+    constexpr int step = 7;
+    const auto grad = random_tensor<float>(count, 1), factor = filled<float>(1, 1.0f);
+    Tensor<float> want(count);
+    for (int64_t i = 0; i < count; i++) {
+        const uint32_t e = i % FLAT_ALIGN;
+        const Philox random{SEED, (uint64_t(0x5adb) << 48) + step};
+        const uint32_t word = random(uint64_t((begin + i) / FLAT_ALIGN))[e / 16];
+        want[i] = float(round_randomly((1.0f - 0.9f) * grad[i], moment_bits(word, e) >> 16));
+    }
+    backend.on_each_variant([&] {
+        Run<float> run(count, adamw_cases::Master::weight_itself, MomentDtype::bf16);
+        run.step(backend, ops::adamw<float>, grad, step, begin);
+        CHECK(same_bits(run.m(), want));
+        auto out = filled<float>(count, 0.0f), memory = filled<float>(count, 0.0f);
+        const auto muon = [=](float* out, float* m, const float* grad, const float* factor, Stream stream) {
+            ops::muon_momentum(out, moment_in(m, count, MomentDtype::bf16), grad, factor, begin, count, 0.9f, SEED,
+                               step, stream);
+        };
+        backend.call(muon, out, memory, grad, factor);
+        CHECK(same_bits(widened(memory, first, MomentDtype::bf16), want));
+    });
+}
+
 // ---- 1,000 steps
 
 // The kinds of blocks, and the standard deviation of element i's gradients in them.
@@ -118,7 +142,7 @@ enum Kind { usual, one_huge, zeros, subnormal, fading, KINDS };
 inline float deviation(Kind kind, int64_t i, int step) {
     switch (kind) {
         case usual:
-            return std::pow(10.0f, -float(i % 4));
+            return std::pow(10.0f, -float(i % 4) / 2.0f);
         case one_huge:
             return i % FLAT_ALIGN == 7 ? 1e4f : 1e-7f;
         case zeros:
@@ -177,7 +201,7 @@ void thousand_steps(const Backend& backend, int steps) {
             // (1 - beta1) / sqrt(1 - beta2) times the sum of (beta1 / sqrt(beta2))^n is 5.85.
             CHECK(longest < double(adamw_cases::LR) * 2 * 5.85);
             CHECK(std::fabs(ratio / double(seen) - 1.0) < 0.02);
-            CHECK(std::sqrt(error / double(seen)) < (dtype == MomentDtype::bf16 ? 0.005 : 0.04));
+            CHECK(std::sqrt(error / double(seen)) < (dtype == MomentDtype::bf16 ? 0.005 : 0.015));
             const auto m = run.m(), v = run.v();
             int64_t not_zero = 0;
             for (int64_t i = 0; i < count; i++) not_zero += kind_of(i) == zeros && (m[i] != 0.0f || v[i] != 0.0f);
