@@ -94,7 +94,7 @@ def test_a_signal_saves_and_ends_all(number, job, tmp_path):
     wait_for_end_of(pids)
 
 
-# mpirun drops signals until its ranks exist. This one starts them after it has dropped one.
+# mpirun drops signals until its ranks exist. This fake one drops one signal, then starts the real mpirun.
 @pytest.mark.parametrize("by", [Launch(options="--ranks 2"), Launch(prefix="scripts/mpirun.sh -np 2")])
 @pytest.mark.parametrize("number, codes", [(signal.SIGTERM, (75, 138, 143)), (signal.SIGKILL, (137,))])
 def test_a_signal_that_mpirun_drops_is_not_lost(number, codes, by, train_in_background, data, tmp_path):
