@@ -123,29 +123,40 @@ static int end_with_error(const std::exception_ptr& exception, Command command, 
     Comm().abort(exit_code);  // not exit(): a thread may still be in MPI_Init
 }
 
+// Data that cannot be read leave the state of the last step whole. One process saves it; ranks end each other.
 template <class floatX>
-static int train(const Run& run, Log& log, const Launch& launch) {
-    Trainer<floatX> trainer(run, log);  // data, model, optimizer; the state of --resume, --init or --seed
-    Saver<floatX> saver(trainer);
-    const Options& o = run.options;
-    if (saves_checkpoints(o)) stop_on_signals(run.is_rank0());
-    if (saves_checkpoints(o) && launch.launcher == "mpirun" && o.ranks == 0 && !getenv("TRAIN_GPT2_SAVES"))
-        log.note(
-            "to end this run with a save send SIGUSR1 to mpirun, or start it with scripts/mpirun.sh: at Ctrl-C and "
-            "SIGTERM mpirun itself kills the ranks, within 2 s (Open MPI 4) or 0.5 s (Open MPI 5)");
-    if (device_memory_is_host()) bind_threads();  // after the start of the threads that read data and send messages
+static int train_to(int64_t end, Trainer<floatX>& trainer, Saver<floatX>& saver) {
     try {
-        train_loop(trainer, saver, o.stop_after > 0 ? std::min(o.steps, trainer.state.step + o.stop_after) : o.steps);
+        train_loop(trainer, saver, end);
         return trainer.finish(saver.saved_step);
     } catch (...) {
-        // Collectives in flight use this rank's memory, which must not be freed before the process ends.
-        if (run.groups.world.world_size > 1)
-            end_with_error(std::current_exception(), o.command, launch, &run.groups.world);
         const bool bad_val = trainer.val_loader && trainer.val_loader->error;
-        if (trainer.loader.error || bad_val) {  // data that cannot be read leave the state of the last step whole
+        if (trainer.run.groups.world.world_size == 1 && (trainer.loader.error || bad_val)) {
             trainer.finish_steps();
             if (trainer.state.step > 0) saver.save(trainer.state.step, true);
         }
+        throw;
+    }
+}
+
+template <class floatX>
+static int train(const Run& run, Log& log, const Launch& launch) {
+    const Options& o = run.options;
+    Trainer<floatX> trainer(run, log);  // data, model, optimizer
+    try {
+        trainer.start();  // the state of --resume, --init or --seed
+        Saver<floatX> saver(trainer);
+        if (saves_checkpoints(o)) stop_on_signals(run.is_rank0());
+        if (saves_checkpoints(o) && launch.launcher == "mpirun" && o.ranks == 0 && !getenv("TRAIN_GPT2_SAVES"))
+            log.note(
+                "to end this run with a save send SIGUSR1 to mpirun, or start it with scripts/mpirun.sh: at Ctrl-C and "
+                "SIGTERM mpirun itself kills the ranks, within 2 s (Open MPI 4) or 0.5 s (Open MPI 5)");
+        if (device_memory_is_host()) bind_threads();  // after the start of the threads that read data, send messages
+        const int64_t end = o.stop_after > 0 ? std::min(o.steps, trainer.state.step + o.stop_after) : o.steps;
+        return train_to(end, trainer, saver);
+    } catch (...) {
+        // Collectives in flight use the trainer's memory, which must not be freed before the process ends.
+        if (launch.world_size > 1) end_with_error(std::current_exception(), o.command, launch, &run.groups.world);
         throw;
     }
 }

@@ -59,13 +59,17 @@ Trainer<floatX>::Trainer(const Run& run, Log& log)
       loader(loader_config(run, stream, false), run.data.train),
       model(run.start.config, Purpose::train, run.batch.B, run.batch.T, run.memory_options()),
       optimizer(model, optimizer_config(run.options), run.memory_options(), run.groups) {
-    const Options& o = run.options;
     if (!run.data.val.shards.empty())
         val_loader = std::make_unique<DataLoader>(loader_config(run, stream, true), run.data.val);
     if (run.groups.tp.world_size > 1) model.tensor_ranks = &run.groups.tp;
     model.stream = stream;
-    outliers.skip_nan = o.on_nan == OnNan::skip;
-    outliers.z = o.spike_z;
+    outliers.skip_nan = run.options.on_nan == OnNan::skip;
+    outliers.z = run.options.spike_z;
+}
+
+template <class floatX>
+void Trainer<floatX>::start() {
+    const Options& o = run.options;
     load_state();
     if (val_loader && run.start.tokenizer) state.val_bytes = bytes_per_token(run, val_loader->num_windows);
     if (state.step < o.steps) time_algorithms(model, optimizer, o, run.groups.world, log);

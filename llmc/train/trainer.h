@@ -89,8 +89,9 @@ struct Trainer {
         int64_t bytes_sent;                         // total at the begin of the step that is queued
     } clock;
 
-    // All ranks call it. Allocates the model and loads the checkpoint, --init's weights, or GPT-2's initialization.
-    Trainer(const Run& run, Log& log);
+    Trainer(const Run& run, Log& log);  // allocates the model; no collective is in flight then
+    // All ranks call it once. Loads the checkpoint, --init's weights, or GPT-2's initialization.
+    void start();
 
     MicroStep micro_step(int n);
     bool captures(const MicroStep& m) const;  // whether a CUDA graph may hold this micro-step

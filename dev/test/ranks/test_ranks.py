@@ -124,10 +124,11 @@ def test_ranks_end_if_mpirun_is_killed(start_two, data, tmp_path):
     train(ENDLESS, "--resume --stop-after 1", out=tmp_path / "run", data=data, by=ranks(2))
 
 
-# The rank that reads a token outside of the vocabulary takes part in the others' collectives until all have ended.
+# The rank that reads a token outside of the vocabulary takes part in the others' collectives until all have ended. With
+# ZeRO-3 and large layers their shards still arrive in its memory when the bad token is found, at the start.
 @pytest.mark.parametrize("kind, zero", [("train", 0), ("val", 3)])
 def test_bad_data_of_one_rank_ends_all_and_good_data_continue(kind, zero, data, tmp_path):
-    options = [ENDLESS, f"--val-every 1 --checkpoint-every 1 --zero {zero}"]
+    options = [ENDLESS, f"--val-every 1 --checkpoint-every 1 --zero {zero}", "--channels 512" if zero else ""]
     where = {"out": tmp_path / "run", "data": data, "by": ranks(4)}
     command = train_command(*options, f"--{kind}-data", damaged(data, tmp_path, kind), **where)
     assert len(ranks_refuse("token 288 (byte 1,600) is 65535", command, code=65).errors) == 1
