@@ -1,15 +1,13 @@
 // sources: llmc/cuda/autotune.cpp llmc/base/common.cpp
 //
 // fuzz_algorithms.cpp: reads any bytes as the file that keeps the algorithms chosen by --autotune. Choices that are
-// read must read back the same, the file's and those of a matmul and of an attention.
+// read must read back the same, the file's and those of a matmul.
 #include "cuda/autotune.h"
 #include "fuzz.h"
 
 static void check_choice(const std::string& text) {
     if (const auto choice = parse_matmul_choice(text))
         require(choice->route >= 0 && parse_matmul_choice(choice_text(*choice)) == choice);
-    if (const auto choice = parse_plan_choice(text))
-        require(choice->candidate >= 0 && parse_plan_choice(choice_text(*choice)) == choice);
 }
 
 void fuzz(std::string_view input) {

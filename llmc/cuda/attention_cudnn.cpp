@@ -14,10 +14,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <optional>
+#include <cstdio>
 
 #include "base/device.h"
-#include "cuda/autotune.h"
 #include "cuda/cuda_check.h"
 #include "cuda/cudnn_plan.h"
 
@@ -135,7 +134,6 @@ struct CudnnRoute : AttentionRoute {
     }
 
     bool has_plans() const { return whole && (key.sizes.B % part == 0 || rest); }
-    PlanChoice plan_choice() const { return {whole.candidate, whole.engine}; }
 
     std::string text() const override {
         const int B = key.sizes.B;
@@ -144,7 +142,7 @@ struct CudnnRoute : AttentionRoute {
         if (key.pass == AttentionPass::backward) text += ", not deterministic";
         return part == B ? text : text + format(", %d of %d sequences at a time", part, B);
     }
-    std::string choice() const override { return choice_text(plan_choice()); }
+    std::string choice() const override { return format("%d engine %d", whole.candidate, whole.engine); }
     int64_t scratch_bytes() const override { return row_sums_bytes(key, part) + std::max(whole.bytes(), rest.bytes()); }
     bool run(const AttentionCall& call, Stream stream) override {
         // cuDNN reads these host values before execute returns.
@@ -175,10 +173,10 @@ std::string cudnn_unavailable() {
 }
 
 OwnedRoute cudnn_chosen_route(const AttentionKey& key, int64_t part_bytes, const std::string& kept) try {
-    const std::optional<PlanChoice> choice = parse_plan_choice(kept);
-    if (!choice) return nullptr;
-    auto route = std::make_unique<CudnnRoute>(key, part_bytes, choice->candidate);
-    return route->has_plans() && route->plan_choice() == *choice ? std::move(route) : nullptr;
+    int candidate;
+    if (std::sscanf(kept.c_str(), "%d engine", &candidate) != 1 || candidate < 0) return nullptr;
+    auto route = std::make_unique<CudnnRoute>(key, part_bytes, candidate);
+    return route->has_plans() && (kept + " ").starts_with(route->choice() + " ") ? std::move(route) : nullptr;
 } catch (const Error&) {
     return nullptr;
 }

@@ -35,17 +35,6 @@ std::optional<MatmulChoice> parse_matmul_choice(const std::string& text) {
     return choice;
 }
 
-std::string choice_text(const PlanChoice& choice) { return format("%d engine %d", choice.candidate, choice.engine); }
-
-std::optional<PlanChoice> parse_plan_choice(const std::string& text) {
-    std::istringstream words(text);
-    PlanChoice choice;
-    std::string engine;
-    words >> choice.candidate >> engine >> choice.engine;
-    if (!words || engine != "engine" || choice.candidate < 0) return {};
-    return choice;
-}
-
 // ---- The current choices
 
 namespace {

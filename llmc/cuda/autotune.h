@@ -31,14 +31,6 @@ struct MatmulChoice {
 std::string choice_text(const MatmulChoice& choice);
 std::optional<MatmulChoice> parse_matmul_choice(const std::string& text);
 
-// The choice of an attention by cuDNN: the number of the candidate, and its engine.
-struct PlanChoice {
-    int candidate, engine;
-    bool operator==(const PlanChoice&) const = default;
-};
-std::string choice_text(const PlanChoice& choice);
-std::optional<PlanChoice> parse_plan_choice(const std::string& text);
-
 namespace gpu {
 
 // ---- The current choices
