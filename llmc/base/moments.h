@@ -6,6 +6,8 @@
 // by its distance, so its expected value is exact: rounded to nearest, a mean that changes by less than half a step
 // would stay as it is for ever. To encode what a block's codes say gives the same codes and exponent.
 #pragma once
+#include <cmath>
+
 #include "base/dtype.h"
 
 // A sign, 3 bits of exponent, 4 bits of mantissa.
@@ -72,3 +74,29 @@ HOST_DEVICE INLINE uint8_t moment_code(float x, uint8_t exponent, uint32_t rando
 // With this in place of random bits moment_code rounds to nearest.
 template <class Format>
 constexpr uint32_t TO_NEAREST = 1u << (Format::shift - 1);
+
+// Calls run with the format of the first moment's codes, or of the second one's.
+template <class Run>
+void with_format(bool is_first, const Run& run) {
+    is_first ? run(SignedMoment()) : run(RootMoment());
+}
+
+// Makes the codes of a block of `count` moments, by random bits, or to nearest without them. Returns its exponent.
+template <class Format>
+uint8_t encode_block(uint8_t* codes, const float* moments, int64_t count, const uint32_t* bits) {
+    const auto stored = [&](int64_t i) { return Format::largest < 128 ? moments[i] : std::sqrt(moments[i]); };
+    float largest = 0.0f;
+    for (int64_t i = 0; i < count; i++) largest = std::fmax(largest, std::fabs(stored(i)));
+    const uint8_t exponent = block_exponent<Format>(largest);
+    for (int64_t i = 0; i < count; i++)
+        codes[i] = moment_code<Format>(stored(i), exponent, bits ? Format::below_code(bits[i]) : TO_NEAREST<Format>);
+    return exponent;
+}
+
+template <class Format>
+void decode_block(float* moments, const uint8_t* codes, int64_t count, uint8_t exponent) {
+    for (int64_t i = 0; i < count; i++) {
+        const float x = moment_value<Format>(codes[i], exponent);
+        moments[i] = Format::largest < 128 ? x : x * x;
+    }
+}

@@ -215,39 +215,25 @@ int64_t tensors_bytes(const ParamLayout& layout, const TensorGroups& groups, con
     return int64_t(safetensors_header(tensors, metadata).size()) + tensors.back().end;
 }
 
-// Calls f(an object of the type of the codes' format).
-template <class F>
-static void with_format(Slot slot, const F& f) {
-    slot == SECOND_MOMENT ? f(RootMoment()) : f(SignedMoment());
-}
-
 static void write_codes(OutputFile& file, Slot slot, const float* values, int64_t count) {
-    std::vector<uint8_t> codes(static_cast<size_t>(count)), exponents(static_cast<size_t>(count_blocks(count)));
-    with_format(slot, [&]<class Format>(Format) {
-        for (int64_t begin = 0; begin < count; begin += FLAT_ALIGN) {
-            const int64_t end = std::min(begin + FLAT_ALIGN, count);
-            const auto value = [&](int64_t i) { return slot == SECOND_MOMENT ? std::sqrt(values[i]) : values[i]; };
-            float largest = 0.0f;
-            for (int64_t i = begin; i < end; i++) largest = std::max(largest, std::fabs(value(i)));
-            const uint8_t exponent = exponents[size_t(begin / FLAT_ALIGN)] = block_exponent<Format>(largest);
-            for (int64_t i = begin; i < end; i++)
-                codes[size_t(i)] = moment_code<Format>(value(i), exponent, TO_NEAREST<Format>);
-        }
+    std::vector<uint8_t> codes(static_cast<size_t>(count)), exponents;
+    with_format(slot == FIRST_MOMENT, [&]<class Format>(Format) {
+        for (int64_t at = 0; at < count; at += FLAT_ALIGN)
+            exponents.push_back(
+                encode_block<Format>(&codes[at], values + at, std::min(FLAT_ALIGN, count - at), nullptr));
     });
     file.write(codes.data(), count);
     file.write(exponents.data(), int64_t(exponents.size()));
 }
 
 static void read_codes(const Safetensors& file, const TensorInfo& tensor, Slot slot, float* values) {
-    std::vector<uint8_t> codes(static_cast<size_t>(tensor.elements()));
-    std::vector<uint8_t> exponents(static_cast<size_t>(count_blocks(tensor.elements())));
+    const int64_t count = tensor.elements();
+    std::vector<uint8_t> codes(static_cast<size_t>(count)), exponents(static_cast<size_t>(count_blocks(count)));
     file.read_bytes(codes.data(), tensor);
     file.read_bytes(exponents.data(), *file.find(tensor.name + EXPONENTS));
-    with_format(slot, [&]<class Format>(Format) {
-        for (size_t i = 0; i < codes.size(); i++) {
-            values[i] = moment_value<Format>(codes[i], exponents[i / FLAT_ALIGN]);
-            if (slot == SECOND_MOMENT) values[i] *= values[i];
-        }
+    with_format(slot == FIRST_MOMENT, [&]<class Format>(Format) {
+        for (int64_t at = 0; at < count; at += FLAT_ALIGN)
+            decode_block<Format>(values + at, &codes[at], std::min(FLAT_ALIGN, count - at), exponents[at / FLAT_ALIGN]);
     });
 }
 
@@ -291,11 +277,6 @@ static const TensorInfo& find_tensor(const Safetensors& file, const TensorGroup&
              describe_fields(layout.config).c_str());
     const bool in_codes = tensor->dtype == "U8";
     const std::vector<int64_t> needed = in_codes || group.as_in_memory ? memory_shape(layout, p) : hf_shape(layout, p);
-    if (in_codes && file.find(name + ".exponents"))
-        fail(EXIT_BAD_DATA,
-             "%s: %s has 8-bit codes that this version does not read; save the checkpoint as --moments fp32 by the "
-             "version that made it, or start a new run from its weights with --init",
-             file.path.c_str(), name.c_str());
     const TensorInfo* exponents = in_codes ? file.find(name + EXPONENTS) : nullptr;
     if (in_codes &&
         !(exponents && exponents->dtype == "U8" && exponents->elements() == count_blocks(tensor->elements())))

@@ -60,12 +60,6 @@ void cpu::clip_factor(float* norm, float* factor, const float* squares, const fl
 
 // ---- The optimizer's moments, in blocks of FLAT_ALIGN elements
 
-// Calls run with the format of a moment's codes.
-template <class Run>
-static void with_format(WhichMoment which, const Run& run) {
-    which == WhichMoment::first ? run(SignedMoment()) : run(RootMoment());
-}
-
 // moment: from the block's first element on.
 static void read_block(float* out, const Moment& moment, WhichMoment which) {
     if (moment.dtype == MomentDtype::fp32)
@@ -74,12 +68,8 @@ static void read_block(float* out, const Moment& moment, WhichMoment which) {
         for (int64_t i = 0; i < FLAT_ALIGN; i++) out[i] = float(static_cast<const bf16*>(moment.data)[i]);
         return;
     }
-    with_format(which, [&](auto format) {
-        for (int64_t i = 0; i < FLAT_ALIGN; i++) {
-            const float x =
-                moment_value<decltype(format)>(static_cast<const uint8_t*>(moment.data)[i], *moment.exponents);
-            out[i] = which == WhichMoment::first ? x : x * x;
-        }
+    with_format(which == WhichMoment::first, [&](auto format) {
+        decode_block<decltype(format)>(out, static_cast<const uint8_t*>(moment.data), FLAT_ALIGN, *moment.exponents);
     });
 }
 
@@ -91,24 +81,16 @@ static void write_block(const Moment& moment, const float* values, WhichMoment w
     uint32_t words[4], bits[FLAT_ALIGN];
     if (random) random->words(words, uint64_t(index / FLAT_ALIGN));
     for (uint32_t i = 0; i < FLAT_ALIGN && random; i++) bits[i] = moment_bits(words[i / 16], i);
-    with_format(which, [&](auto format) {
+    with_format(which == WhichMoment::first, [&](auto format) {
         using Format = decltype(format);
-        if (moment.dtype == MomentDtype::bf16) {
-            auto* const out = static_cast<bf16*>(moment.data);
-            for (int64_t i = 0; i < FLAT_ALIGN; i++)
-                out[i] = random ? round_randomly(values[i], Format::below_bf16(bits[i])) : bf16(values[i]);
+        if (moment.dtype == MomentDtype::block8) {
+            auto* const codes = static_cast<uint8_t*>(moment.data);
+            *moment.exponents = encode_block<Format>(codes, values, FLAT_ALIGN, random ? bits : nullptr);
             return;
         }
-        float x[FLAT_ALIGN], largest = 0.0f;
-        for (int64_t i = 0; i < FLAT_ALIGN; i++) {
-            x[i] = which == WhichMoment::first ? values[i] : std::sqrt(values[i]);
-            largest = std::max(largest, std::fabs(x[i]));
-        }
-        *moment.exponents = block_exponent<Format>(largest);
-        auto* const out = static_cast<uint8_t*>(moment.data);
+        auto* const out = static_cast<bf16*>(moment.data);
         for (int64_t i = 0; i < FLAT_ALIGN; i++)
-            out[i] =
-                moment_code<Format>(x[i], *moment.exponents, random ? Format::below_code(bits[i]) : TO_NEAREST<Format>);
+            out[i] = random ? round_randomly(values[i], Format::below_bf16(bits[i])) : bf16(values[i]);
     });
 }
 

@@ -82,19 +82,6 @@ TEST_CASE_FIXTURE(Output, "a checkpoint of Muon has no second moments of matrice
     CHECK(same_tensors(got, want));
 }
 
-TEST_CASE_FIXTURE(Output, "8-bit moments of the format before are refused, with what to do") {
-    SaveOptions options = save_options(out);
-    options.format.moments = MomentDtype::block8;
-    const std::string saved = save(options, 1).dir, path = saved + "/optimizer.safetensors";
-    const std::string now = ".block_exponents\"", before = ".exponents\"      ";
-    std::string bytes = read_bytes(path);
-    for (size_t at; (at = bytes.find(now)) != std::string::npos;) bytes.replace(at, now.size(), before);
-    write_bytes(path, bytes);
-    FlatState got(small_model, 0);
-    CHECK(contains(refusal([&] { load_checkpoint(saved, got.layout, got.writer()); }),
-                   "has 8-bit codes that this version does not read; save the checkpoint as --moments fp32"));
-}
-
 TEST_CASE_FIXTURE(Output, "a trainer.json is refused that names other files, is of another version, or is missing") {
     const std::string saved = save(save_options(out), 1).dir, path = saved + "/trainer.json";
     const json good = json::parse(read_bytes(path));
