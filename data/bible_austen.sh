@@ -14,29 +14,6 @@ out=data/bible_austen
 text=$out/text
 packages=$out/packages
 
-as_root() {
-    if [ "$(id -u)" = 0 ]; then
-        "$@"
-    elif command -v sudo >/dev/null; then
-        sudo -n "$@"
-    else
-        return 1
-    fi
-}
-
-# unpack PACKAGE...: downloads packages and unpacks their files into $packages.
-unpack() {
-    local folder=$PWD/$packages
-    command -v apt-get >/dev/null || return 1
-    mkdir -p "$folder"
-    download() { (cd "$folder" && apt-get -qq -o APT::Sandbox::User=root download "$@" 2>"$folder/log"); }
-    if ! download "$@"; then
-        as_root apt-get -qq update >/dev/null 2>&1 || true  # the package lists may be missing or old
-        download "$@" || { sed 's/^/  /' "$folder/log" >&2; return 1; }
-    fi
-    for package in "$@"; do dpkg -x "$folder/$package"_*.deb "$folder" || return 1; done
-}
-
 # bible_text COMMAND...: prints one verse per line, with an empty line between chapters. The command bible prints
 # "Ge1:1 In the beginning ..."
 bible_text() {

@@ -120,6 +120,29 @@ check() {
     fi
 }
 
+as_root() {
+    if [ "$(id -u)" = 0 ]; then
+        "$@"
+    elif command -v sudo >/dev/null; then
+        sudo -n "$@"
+    else
+        return 1
+    fi
+}
+
+# unpack PACKAGE...: downloads packages of the system's package mirror, and unpacks their files into $packages.
+unpack() {
+    local folder=$PWD/$packages
+    command -v apt-get >/dev/null || return 1
+    mkdir -p "$folder"
+    download() { (cd "$folder" && apt-get -qq -o APT::Sandbox::User=root download "$@" 2>"$folder/log"); }
+    if ! download "$@"; then
+        as_root apt-get -qq update >/dev/null 2>&1 || true  # the package lists may be missing or old
+        download "$@" || { sed 's/^/  /' "$folder/log" >&2; return 1; }
+    fi
+    for package in "$@"; do dpkg -x "$folder/$package"_*.deb "$folder" || return 1; done
+}
+
 # fetch_from_hub DATASET NAME FILE [""]: downloads NAME from a data set on huggingface.co (or HF_ENDPOINT) to FILE, or
 # with "" from a model. The git repository has the size and checksum of each large file.
 fetch_from_hub() {

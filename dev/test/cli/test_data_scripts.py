@@ -5,17 +5,20 @@ import bz2
 import gzip
 import hashlib
 import http.server
+import io
 import json
 import lzma
 import pickle
 import re
+import shutil
 import struct
+import tarfile
 import threading
 
 import pytest
 from harness import PROGRAM, ROOT, execute, make_script, make_shards, make_text, on_path, run
 
-CORPORA = ["bible_austen", "tinyshakespeare", "tinystories", "climbmix"]
+CORPORA = ["bible_austen", "linux", "tinyshakespeare", "tinystories", "climbmix"]
 README = (ROOT / "README.md").read_text()
 
 
@@ -202,6 +205,51 @@ def test_without_a_network_a_script_names_the_file_to_download_by_hand(edu):
     assert failed.code == 1 and (
         f"by hand: download http://127.0.0.1:1/datasets/{EDU}/resolve/main/edu_fineweb_val_000000.bin, store it as "
         "data/fineweb_edu/edu_fineweb_val_000000.bin, run this again") in failed.err
+
+
+@pytest.fixture
+def mirror(tree, tmp_path):
+    """mirror(VERSION, FILES) is a package mirror in the place of apt-get, whose linux-source has these texts by name."""
+
+    def package(name, version, depends=""):
+        control = tmp_path / name / "DEBIAN/control"
+        control.parent.mkdir(parents=True, exist_ok=True)
+        control.write_text(f"Package: {name}\nVersion: {version}-1\nArchitecture: all\nMaintainer: a\nDescription: b\n"
+                           + depends)
+        run(["dpkg-deb", "--build", tmp_path / name, tmp_path / f"mirror/{name}_{version}-1_all.deb"])
+
+    def make(version, files):
+        name = f"linux-source-{version}"
+        archive = tmp_path / name / f"usr/src/{name}.tar.xz"
+        archive.parent.mkdir(parents=True)
+        shutil.rmtree(tmp_path / "mirror", ignore_errors=True)
+        (tmp_path / "mirror").mkdir()
+        with tarfile.open(archive, "w:xz") as tar:
+            for path, content in files.items():
+                info = tarfile.TarInfo(f"{name}/{path}")
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+        package(name, version)
+        package("linux-source", version, f"Depends: {name} (= {version}-1)\n")
+        make_script(tree / "bin/apt-get", f"cp '{tmp_path}/mirror/'${{!#}}_* .")
+
+    return make
+
+
+@pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="no dpkg-deb")
+def test_files_of_linux_are_held_out_by_name_whatever_the_version(mirror, tree):
+    held_out = []
+    for version in ["6.1", "6.12"]:
+        text = {f"fs/{i}.c": f"int text_{i} = {i};\n".encode() * 3 for i in range(900)}
+        mirror(version, text | {"logo.ppm": b"\0\1", "old.c": b"\xe4", "empty.c": b""})
+        run(tree / "data/linux.sh", "--vocab 300", cwd=tree, env=on_path(tree / "bin"))
+        folder = tree / "data/linux"
+        lines = {name: (folder / f"text/{name}.jsonl").read_text().splitlines() for name in ["held_out", "train"]}
+        held_out.append(lines["held_out"])
+        assert sorted(json.loads(line)["text"].encode() for line in sum(lines.values(), [])) == sorted(text.values())
+        assert not (folder / "packages").exists() and list(folder.glob("train_*.bin")) + list(folder.glob("val_*.bin"))
+        shutil.rmtree(folder)
+    assert held_out[0] == held_out[1] and len(held_out[0]) in range(1, 10)
 
 
 def test_climbmix_is_tokenized_from_parquet_with_nanochats_validation_file_first(hub, tree, tmp_path):
