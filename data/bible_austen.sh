@@ -29,7 +29,7 @@ make_bible() {
     say "King James Bible: package bible-kjv"
     if command -v bible >/dev/null && bible_text bible >$text/bible.part; then
         :
-    elif unpack bible-kjv bible-kjv-text && bible_text $packages/usr/bin/bible -p $packages/usr/lib \
+    elif unpack $packages bible-kjv bible-kjv-text && bible_text $packages/usr/bin/bible -p $packages/usr/lib \
         >$text/bible.part; then
         :
     elif as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq install --yes bible-kjv >/dev/null &&
@@ -46,7 +46,7 @@ make_bible() {
 make_austen() {
     if [ -f $text/pride_and_prejudice.txt ]; then return; fi
     say "Jane Austen's novels: package r-cran-janeaustenr"
-    if unpack r-cran-janeaustenr &&
+    if unpack $packages r-cran-janeaustenr &&
         python3 data/janeaustenr.py $packages/usr/lib/R/site-library/janeaustenr/data $text; then
         return
     fi

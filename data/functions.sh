@@ -130,9 +130,10 @@ as_root() {
     fi
 }
 
-# unpack PACKAGE...: downloads packages of the system's package mirror, and unpacks their files into $packages.
+# unpack DIR PACKAGE...: downloads packages from the system's package mirror, and unpacks their files into DIR.
 unpack() {
-    local folder=$PWD/$packages
+    local folder=$PWD/$1
+    shift
     command -v apt-get >/dev/null || return 1
     mkdir -p "$folder"
     download() { (cd "$folder" && apt-get -qq -o APT::Sandbox::User=root download "$@" 2>"$folder/log"); }

@@ -16,8 +16,9 @@ packages=$out/packages
 make_text() {
     if [ -f $text/train.jsonl ]; then return; fi
     say "Linux's source: package linux-source"
-    # This package names that of the newest version.
-    { unpack linux-source && unpack "$(dpkg-deb -f $packages/linux-source_*.deb Depends | sed 's/ .*//')"; } ||
+    local newest
+    unpack $packages linux-source && newest=$(dpkg-deb -f $packages/linux-source_*.deb Depends | sed 's/ .*//') &&
+        unpack $packages "$newest" ||
         die "cannot download the package linux-source. By hand: fetch linux-6.*.tar.xz from kernel.org, run" \
             "mkdir -p $text; python3 data/source_archive.py linux-6.*.tar.xz $text" \
             "and this again"
