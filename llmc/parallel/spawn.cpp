@@ -148,12 +148,16 @@ static int supervise(std::vector<pid_t> processes, bool mpirun, const sigset_t& 
         if (number == SIGALRM) signal_all(SIGKILL);
         if (number == SIGURG && sent) signal_all(sent);  // from a new rank: mpirun drops what comes before its ranks
         if (std::ranges::count(STOP_SIGNALS, number)) {
+            if (first_signal == 0.0)
+                first_signal = seconds_now();
+            else if (is_second_request(number, first_signal))
+                alarm(SECONDS_TO_END);  // ranks that hang are killed then
+            else
+                continue;
             const bool replace = mpirun && std::ranges::count(MPIRUN_KILLS_AT, number);
             if (replace) replaced = number;
             sent = replace ? SIGUSR1 : number;
             signal_all(sent);
-            if (first_signal == 0.0) first_signal = seconds_now();
-            if (is_second_request(number, first_signal)) alarm(SECONDS_TO_END);  // ranks that hang are killed then
         }
         for (size_t i = 0; i < processes.size(); i++) {
             if (processes[i] == 0 || waitpid(processes[i], &status, WNOHANG) <= 0) continue;

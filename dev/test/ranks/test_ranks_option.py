@@ -138,6 +138,18 @@ def test_a_second_signal_ends_ranks_that_cannot_stop(job):
     wait_for_end_of(pids)
 
 
+# At the end of a preempted job's time of grace, or of a time limit after a notice.
+def test_the_second_sigterm_of_slurm_leaves_time_for_the_save(job, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "1234")
+    process, pids = job()
+    os.kill(pids[1], signal.SIGSTOP)
+    for _ in range(4):
+        process.signal(signal.SIGTERM)
+        time.sleep(0.5)
+    os.kill(pids[1], signal.SIGCONT)
+    assert process.wait() == 75
+
+
 def test_a_killed_rank_is_named_and_the_run_is_resumed(job, data, tmp_path):
     process, pids = job("--checkpoint-every 2")
     os.kill(pids[1], signal.SIGKILL)

@@ -60,6 +60,16 @@ TEST_CASE("a second signal ends the process by that signal") {
     CHECK(said.find("\nended by a second signal: the steps since the last") != std::string::npos);
 }
 
+TEST_CASE("the SIGTERM that a job of Slurm gets when its time is up leaves time for the save") {
+    for (const int first : {SIGUSR1, SIGTERM}) {
+        setenv("SLURM_JOB_ID", "1234", 1);
+        const auto [status, said] = after(first, SIGTERM, 1.1, 1.5);
+        unsetenv("SLURM_JOB_ID");
+        CHECK(status == 0);
+        CHECK(said.find("ended by a second signal") == std::string::npos);
+    }
+}
+
 TEST_CASE("a limit of CPU time, which sends its signal each second, leaves time for the save") {
     const auto [status, said] = after(SIGHUP, SIGXCPU, 1.1, 1.5);
     CHECK(status == 0);
