@@ -1,5 +1,6 @@
 #include "parallel/launch.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
@@ -97,6 +98,9 @@ static void add_srun(Launch& launch, const Variables& variables) {
     launch.master_addr = first_host(variables.text("SLURM_STEP_NODELIST"));
     // By default a port that is unlikely to be the same for two steps on a host, below the system's ephemeral ports.
     launch.master_port = variables.number_or("MASTER_PORT", 1, 65535, 20000 + job % 1000 * 10 + step % 10);
+    // The numbers of this host's tasks, as in 4,5,6,7.
+    if (const std::string tasks = variables.text("SLURM_GTIDS"); !tasks.empty())
+        launch.local_world_size = 1 + int(std::ranges::count(tasks, ','));
     // With --mpi=none or pmi2 MPI_Init of an Open MPI that is built for PMIx ends the process.
     launch.mpi = variables.has("PMIX_RANK");
     const int rank = variables.number_or("PMIX_RANK", 0, MAX_RANKS - 1, launch.rank);

@@ -70,7 +70,8 @@ TEST_CASE("ranks that meet by TCP have the secret of the environment, which must
 
 TEST_CASE("each launcher is recognized, also among variables that other launchers left") {
     const std::string rank3 = "mpirun, rank 3 of 8, local rank 1 of 2", task2 = "srun, rank 2 of 4, local rank 0",
-                      rank5 = "torchrun, rank 5 of 8, local rank 1 of 4@, restart 2", single = "single process",
+                      task2_of_2 = task2 + " of 2", rank5 = "torchrun, rank 5 of 8, local rank 1 of 4@, restart 2",
+                      single = "single process",
                       unstarted = "single process@ (SLURM_NTASKS=4, but srun did not start this process)";
     struct Row {
         std::string expected;  // @: the name of the host, which is at the end of others
@@ -83,6 +84,7 @@ TEST_CASE("each launcher is recognized, also among variables that other launcher
              {rank5, false, torchrun},
              {"torchrun, rank 0 of 1, local rank 0 of 1", false, {{"RANK", "0"}, {"WORLD_SIZE", "1"}}},
              {task2, false, srun},
+             {task2_of_2, false, with(srun, {{"SLURM_GTIDS", "2,3"}})},
              // sbatch without srun starts one process, for any SLURM_NTASKS
              {unstarted, false, batch},
              {single, false, with(srun, {{"SLURM_STEP_NUM_TASKS", "1"}, {"PMIX_RANK", "0"}})},
