@@ -52,6 +52,20 @@ constexpr Int round_up(Int a, Int multiple) {
     return ceil_div(a, multiple) * multiple;
 }
 
+// Divides one memory block among arrays, which begin at multiples of `alignment` bytes. With base null it only counts
+// bytes, so the plan and the allocation always agree. `used`: bytes from the base on.
+struct Arena {
+    void* base;
+    int64_t used = 0, alignment = 256;
+
+    template <class T>
+    __attribute__((always_inline)) T* take(int64_t count) {
+        const int64_t at = round_up<int64_t>(used, alignment);
+        used = round_up<int64_t>(at + count * int64_t(sizeof(T)), alignment);
+        return base ? reinterpret_cast<T*>(static_cast<char*>(base) + at) : nullptr;
+    }
+};
+
 // Converts int64_t to int; refuses a value that does not fit.
 inline int narrow(int64_t value) {
     ENSURE(value >= std::numeric_limits<int>::min() && value <= std::numeric_limits<int>::max(),

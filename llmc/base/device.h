@@ -130,20 +130,6 @@ void fill_zero(void* device, int64_t bytes, Stream stream);
 void device_reserve_scratch(int64_t bytes);
 void* device_scratch(int64_t bytes);
 
-// Divides one memory block among arrays, which begin at multiples of 256 bytes. With base null it only counts bytes, so
-// the plan and the allocation always agree. `used`: bytes from the base on.
-struct Arena {
-    void* base;
-    int64_t used = 0;
-
-    template <class T>
-    T* take(int64_t count) {
-        const int64_t at = round_up<int64_t>(used, 256);
-        used = round_up<int64_t>(at + count * int64_t(sizeof(T)), 256);
-        return base ? reinterpret_cast<T*>(static_cast<char*>(base) + at) : nullptr;
-    }
-};
-
 // An owned array on the device, or in pinned host memory, which kernels read and write over the bus.
 template <class T>
 struct DeviceBuffer {

@@ -39,12 +39,12 @@ struct ForwardScratch {
 
     ForwardScratch(void* base, int T, int HS) {
         const int64_t blocks = panels_of(T), keys = std::min<int64_t>(blocks, FORWARD_KEYS);
-        Arena arena{base};
+        Arena arena{base, 0, 64};
         for (bf16** operand : {&q, &k, &v}) *operand = arena.take<bf16>(blocks * PANEL * HS);
         score = arena.take<float>(keys * BLOCK);
         p = arena.take<bf16>(keys * BLOCK);
         sums = arena.take<float>(PANEL * HS);
-        bytes = round_up<int64_t>(arena.bytes, 4096);
+        bytes = round_up<int64_t>(arena.used, 4096);
     }
 };
 
@@ -61,14 +61,14 @@ struct HeadScratch {
 
     HeadScratch(void* base, int T, int HS) {
         const int64_t size = int64_t(panels_of(T)) * PANEL * HS;
-        Arena arena{base};
+        Arena arena{base, 0, 64};
         for (bf16** operand : {&k_a, &v_a, &q_b, &dout_b, &k_t, &q_cols, &dout_cols}) *operand = arena.take<bf16>(size);
         for (bf16** operand : {&p_t, &ds_t}) *operand = arena.take<bf16>(int64_t(CHUNK) * CHUNK * BLOCK);
         ds_b = arena.take<bf16>(CHUNK * BLOCK);
         dq_t = arena.take<float>(size);
         for (float** sums : {&dk_sums, &dv_sums}) *sums = arena.take<float>(int64_t(CHUNK) * PANEL * HS);
         for (float** block : {&s, &dp}) *block = arena.take<float>(BLOCK);
-        bytes = round_up<int64_t>(arena.bytes, 4096);
+        bytes = round_up<int64_t>(arena.used, 4096);
     }
 };
 

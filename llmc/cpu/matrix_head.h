@@ -37,7 +37,7 @@ struct HeadMemory {
     int64_t bytes;
 
     HeadMemory(void* base, int N, int C, int Vp, bool keep) : keep(keep) {
-        Arena arena{base, PAGE};
+        Arena arena{base, 0, PAGE};
         const int n = round_up(N, PANEL), v_panels = panels_of(Vp);
         inp = arena.take<bf16>(operand_size(n, C));
         e = arena.take<bf16>(keep ? operand_size(n, Vp) : 0);
@@ -45,7 +45,7 @@ struct HeadMemory {
         strip_sums = arena.take<float>(int64_t(n) * ceil_div(v_panels, STRIP));
         shift = arena.take<float>(n), factor = arena.take<float>(n), pull = arena.take<float>(n);
         columns = arena.take<int>(n);
-        bytes = arena.bytes;
+        bytes = arena.used;
     }
 };
 
@@ -55,7 +55,7 @@ struct Strip {
     bf16* e;              // packed as A
 
     explicit Strip(void* scratch) {
-        Arena arena{scratch};
+        Arena arena{scratch, 0, 64};
         sums = arena.take<float>(MOST_ROWS * STRIP * BLOCK);
         lanes = arena.take<float>(MOST_ROWS * PANEL * 16);
         e = arena.take<bf16>(MOST_ROWS * STRIP * TILE_PAIR);

@@ -291,7 +291,7 @@ struct BackwardScratch {
     int64_t bytes;
 
     BackwardScratch(void* base, int N, int IC, int OC) {
-        Arena arena{base, PAGE};
+        Arena arena{base, 0, PAGE};
         const int rows = row_block(N, OC);
         weight = arena.take<bf16>(operand_size(OC, IC));
         inp = arena.take<bf16>(operand_size(rows, IC));
@@ -299,7 +299,7 @@ struct BackwardScratch {
         dout_columns = arena.take<bf16>(operand_size(rows, OC));
         bias_sums = arena.take<float>(int64_t(ceil_div(panels_of(rows), BIAS_PANELS)) * round_up(OC, PANEL));
         sums = arena.take<float>(TASK_SUMS * omp_get_max_threads());
-        bytes = arena.bytes;
+        bytes = arena.used;
     }
 };
 
@@ -387,7 +387,7 @@ int64_t matmul_scratch_bytes(int N, int IC, int OC) { return BackwardScratch(nul
 
 void matmul_forward(const MatmulForward<bf16>& m, int N, int IC, int OC, Stream) {
     const int block = row_block(N, OC), depth = panels_of(IC);
-    Arena arena{cpu::scratch(matmul_scratch_bytes(N, IC, OC)), PAGE};
+    Arena arena{cpu::scratch(matmul_scratch_bytes(N, IC, OC)), 0, PAGE};
     bf16* packed_weight = arena.take<bf16>(operand_size(OC, IC));
     bf16* packed_inp = arena.take<bf16>(operand_size(block, IC));
     float* sums = arena.take<float>(TASK_SUMS * omp_get_max_threads());

@@ -4,7 +4,6 @@
 #include <cstdint>
 
 #include "base/common.h"
-#include "base/dtype.h"
 
 namespace cpu {
 
@@ -17,18 +16,5 @@ int64_t bytes_allocated();
 // Scratch memory of the CPU backend; the contract is in device.h.
 void reserve_scratch(int64_t bytes);
 void* scratch(int64_t bytes);
-
-// Hands out arrays from memory at base, each at a multiple of `alignment`. With base null it only counts their bytes.
-struct Arena {
-    void* base;
-    int64_t alignment = 64, bytes = 0;
-
-    template <class T>
-    INLINE T* take(int64_t count) {
-        T* array = base ? reinterpret_cast<T*>(static_cast<char*>(base) + bytes) : nullptr;
-        bytes += round_up<int64_t>(count * int64_t(sizeof(T)), alignment);
-        return array;
-    }
-};
 
 }  // namespace cpu

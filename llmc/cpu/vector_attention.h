@@ -164,14 +164,14 @@ struct ForwardScratch {
 
     ForwardScratch(void* base, int HS) {
         const int HSp = padded_channels(HS);
-        Arena arena{base};
+        Arena arena{base, 0, 64};
         k = arena.take<float>(KEYS * HSp), v = arena.take<float>(KEYS * HSp);
         scores = arena.take<float>(KEYS * QUERIES), rows = arena.take<float>(QUERIES * HSp);
         for (QueryBlock& block : blocks) {
             block.query = arena.take<float>(HSp * QUERIES), block.out = arena.take<float>(HSp * QUERIES);
             block.row_max = arena.take<float>(QUERIES), block.row_sum = arena.take<float>(QUERIES);
         }
-        bytes = arena.bytes;
+        bytes = arena.used;
     }
 };
 
@@ -224,12 +224,12 @@ struct BackwardScratch {
 
     BackwardScratch(void* base, int T, int HS) {
         const int64_t HSp = padded_channels(HS);
-        Arena arena{base};
+        Arena arena{base, 0, 64};
         for (float** array : {&k, &v, &dk, &dv}) *array = arena.take<float>(T * HSp);
         for (float** array : {&q, &q_t, &dy, &dy_t, &dq_t, &rows}) *array = arena.take<float>(QUERIES * HSp);
         for (float** array : {&block_lse, &D}) *array = arena.take<float>(QUERIES);
         for (float** array : {&weights, &dscores}) *array = arena.take<float>(KEYS * QUERIES);
-        bytes = arena.bytes;
+        bytes = arena.used;
     }
 };
 

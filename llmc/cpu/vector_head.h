@@ -17,12 +17,12 @@ struct HeadMemory {
     int64_t blocks, bytes;
 
     HeadMemory(void* base, int N, int C, int Vp, bool keep) : blocks(ceil_div(Vp, BLOCK_COLUMNS)) {
-        Arena arena{base};
+        Arena arena{base, 0, 64};
         e = arena.take<floatX>(keep ? int64_t(N) * Vp : 0);
         scaled = arena.take<floatX>(keep ? int64_t(N) * C : 0);
         block_sums = arena.take<float>(N * blocks);
         factor = arena.take<float>(N), pull = arena.take<float>(N);
-        bytes = arena.bytes;
+        bytes = arena.used;
     }
 };
 

@@ -66,12 +66,12 @@ struct MatmulScratch {
 
     MatmulScratch(void* base, int M, int N, int K, bool in_place) {
         const int columns = std::min(N, NC), threads = omp_get_max_threads();
-        Arena arena{base};
+        Arena arena{base, 0, 64};
         for (float*& block : packed_b) block = arena.take<float>(int64_t(KC) * round_up(columns, NR));
         packed_a = arena.take<float>(A_SIZE * threads);
         const int64_t all = int64_t(block_rows(M, in_place)) * columns;
         sums = arena.take<float>(in_place ? 0 : K <= KC ? COMPLETE_SUMS * threads : all);
-        bytes = arena.bytes;
+        bytes = arena.used;
     }
 };
 
