@@ -44,8 +44,8 @@ struct MomentBuffer {
     Moment from(int64_t i) const { return Moment(elements.data, exponents.data, dtype).from(i); }
 };
 
-// Where the elements of a slot are in a rank's memory: its shards of all buckets. A second moment of Muon is only of
-// what AdamW updates: of a layer's bucket it has the part behind the matrices, or as much of it as a shard may have.
+// Where the elements of a slot are in a rank's memory: its shards of all buckets. Muon has a second moment only where
+// AdamW updates: from a layer's bucket the part behind the matrices, or as much of it as a shard may have.
 struct SlotLayout {
     const ParamLayout& layout;
     int shards, shard_index;

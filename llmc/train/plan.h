@@ -68,8 +68,8 @@ std::string advise_memory(Dtype dtype, const Options& options, const GPT2Config&
                           const Room& room);
 
 // Returns the largest micro-batch that divides the global batch (any size if that is 0) and needs at most `available`
-// bytes of the device; 1 if not even one sequence fits. On the CPU the micro-batch is also limited to the size beyond
-// which training is not faster, and a tenth of the memory is left to other programs.
+// bytes of the device; 1 if not even one sequence fits. On the CPU a tenth of the memory is left to other programs, and
+// the micro-batch is no larger than makes training faster.
 int largest_micro_batch(Dtype dtype, const GPT2Config& config, int seq_len, int64_t global_batch, int world_size,
                         MemoryOptions options, int64_t available, bool own_memory = !device_memory_is_host());
 
@@ -88,8 +88,8 @@ struct SavingSet {
 
 // Returns the cheapest set with which no bytes are missing, or else the cheapest of those that need the least. The
 // options are, the cheapest first: --zero 1, --logit-chunks, --recompute gelu, --zero 2, --recompute layer and --zero
-// 3, which take time or send more, --moments 8bit and --master-weights off, which round more, and on a GPU --offload,
-// which takes the most time. A set is dearer than every set of options that are all cheaper than its dearest one.
+// 3, which take time or send more, --moments 8bit and --master-weights off, which round more, and --offload on a GPU,
+// the slowest of all. A set is dearer than every set of options that are all cheaper than its dearest one.
 SavingSet cheapest_savings(const MemoryOptions& options, int world_size,
                            const std::function<int64_t(const MemoryOptions&)>& missing);
 // Returns that set for a run of one sequence in each of `ranks` micro-batches.
