@@ -42,8 +42,8 @@ void write_error_file(const std::string& message);
 // --ranks N|all starts the ranks of a run on this machine (spawn.cpp). CPU ranks are started by mpirun, a child
 // process. GPU ranks are child processes with the variables that torchrun sets. If one fails, the others get SIGTERM
 // and in ten seconds SIGKILL, which also follows a second signal. This process passes STOP_SIGNALS on to all; mpirun
-// gets SIGUSR1 for those at which it kills the ranks, and drops what comes before its ranks exist: they ask for it by
-// SIGURG (make_comm). On Linux the ranks are asked to stop if this process is killed.
+// gets SIGUSR1 for those at which it kills the ranks, and none before its ranks have joined and ask for it by SIGURG
+// (make_comm). On Linux the ranks are asked to stop if this process is killed.
 //
 // ranks: -1 is one for each visible GPU. reads_stdin: rank 0 gets the caller's stdin, unless that is a terminal.
 // Returns when all ranks have ended: the exit code of the rank that failed first, else EXIT_PREEMPTED if one has

@@ -141,23 +141,28 @@ static int supervise(std::vector<pid_t> processes, bool mpirun, const sigset_t& 
             if (pid > 0) kill(pid, number);
     };
     int exit_code = 0, replaced = 0, sent = 0;  // replaced: the signal in whose place mpirun got SIGUSR1
+    // mpirun drops a signal that comes before its ranks exist, or hangs at its end (Open MPI 4.1.4). So the first one
+    // waits until a rank asks for it by SIGURG.
+    bool waits = mpirun;
     double first_signal = 0.0;
     for (size_t running = processes.size(); running > 0;) {
         int number = 0, status = 0;
         sigwait(&signals, &number);
         if (number == SIGALRM) signal_all(SIGKILL);
-        if (number == SIGURG && sent) signal_all(sent);  // from a new rank: mpirun drops what comes before its ranks
+        if (number == SIGURG && std::exchange(waits, false) && sent) signal_all(sent);
         if (std::ranges::count(STOP_SIGNALS, number)) {
-            if (first_signal == 0.0)
+            if (first_signal == 0.0) {
                 first_signal = seconds_now();
-            else if (is_second_request(number, first_signal))
+            } else if (is_second_request(number, first_signal)) {
+                waits = false;
                 alarm(SECONDS_TO_END);  // ranks that hang are killed then
-            else
+            } else {
                 continue;
+            }
             const bool replace = mpirun && std::ranges::count(MPIRUN_KILLS_AT, number);
             if (replace) replaced = number;
             sent = replace ? SIGUSR1 : number;
-            signal_all(sent);
+            if (!waits) signal_all(sent);
         }
         for (size_t i = 0; i < processes.size(); i++) {
             if (processes[i] == 0 || waitpid(processes[i], &status, WNOHANG) <= 0) continue;

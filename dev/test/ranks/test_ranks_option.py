@@ -94,20 +94,22 @@ def test_a_signal_saves_and_ends_all(number, job, tmp_path):
     wait_for_end_of(pids)
 
 
-# mpirun drops signals until its ranks exist. This fake one drops one signal, then starts the real mpirun.
+# mpirun drops signals until its ranks exist, or hangs. This fake one notes a signal, and is late to start the real one.
 @pytest.mark.parametrize("by", [Launch(options="--ranks 2"), Launch(prefix="scripts/mpirun.sh -np 2")])
 @pytest.mark.parametrize("number, codes", [(signal.SIGTERM, (75, 138, 143)), (signal.SIGKILL, (137,))])
-def test_a_signal_that_mpirun_drops_is_not_lost(number, codes, by, train_in_background, data, tmp_path):
-    starts = f"""exec '{shutil.which("mpirun")}' "$@\""""
-    make_script(tmp_path / "mpirun", f"trap '{starts}' USR1; : >'{tmp_path}/waits'; while :; do sleep 0.02; done")
+def test_mpirun_gets_a_signal_when_its_ranks_exist(number, codes, by, train_in_background, data, tmp_path):
+    waits, signalled = tmp_path / "waits", tmp_path / "signalled"
+    make_script(tmp_path / "mpirun", f"""trap ": >'{signalled}'" USR1; : >'{waits}'; sleep 0.5
+                exec '{shutil.which("mpirun")}' "$@\"""")
     process = train_in_background("--steps 3000", out=tmp_path / "run", data=data, by=by,
                                   env=on_path(tmp_path, **MPI_ENVIRONMENT))
-    process.wait_for((tmp_path / "waits").exists, "mpirun")
+    process.wait_for(waits.exists, "mpirun")
     mpirun = process.descendants()[:1]
     process.signal(number)
     assert process.wait() in codes
     wait_for_end_of(mpirun)
     assert Run(tmp_path / "run").last_step() < 2999
+    assert signalled.exists() == (number == signal.SIGKILL)  # the kernel's
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
