@@ -420,7 +420,14 @@ static Safetensors open_model(const std::string& dir) {
              "%s: has only pytorch_model.bin, a pickle, which can run code and is not read; convert to safetensors "
              "(transformers: model.save_pretrained(DIR, safe_serialization=True))",
              dir.c_str());
-    fail(EXIT_NO_INPUT, "%s: has no model.safetensors%s", dir.c_str(), name_other_weights(list_directory(dir)).c_str());
+    const std::vector<std::string> names = list_directory(dir);
+    for (const std::string& name : names)
+        if (name.ends_with(".safetensors") && name != "optimizer.safetensors")
+            fail(EXIT_NO_INPUT,
+                 "%s: has no model.safetensors, and no model.safetensors.index.json, which would name %s as a part; "
+                 "fetch the index, or let the program that wrote the parts consolidate them",
+                 dir.c_str(), printable(name).c_str());
+    fail(EXIT_NO_INPUT, "%s: has no model.safetensors%s", dir.c_str(), name_other_weights(names).c_str());
 }
 
 // Accepts lm_head.weight only if it equals wte bit for bit.

@@ -158,7 +158,12 @@ def test_folders_that_hold_something_else_are_refused_and_the_message_says_what_
 
 def test_weights_of_other_programs_are_named_in_a_folder_and_alone(model, tmp_path):
     sample = [PROGRAM, "generate --prompt king --init"]
-    (model / "model.safetensors").rename(model / "model.old")
+    # As PyTorch's HuggingFaceStorageWriter names them, if it does not consolidate.
+    part = "shard-00001-model-00001-of-00001.safetensors"
+    (model / "model.safetensors").rename(model / part)
+    refused(66, f"{model}: has no model.safetensors, and no model.safetensors.index.json, which would name {part} as a "
+            "part", *sample, model)
+    (model / part).unlink()
     (model / "tokenizer.json").rename(model / "tokenizer.pkl")
     for name in ("vocab.json", "merges.txt"):
         (model / name).unlink()
