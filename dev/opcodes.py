@@ -34,7 +34,7 @@ RULES = [
     (r"fp8_cast_kernel<.*,(true|false),true>", ["LDG.128", "STG.128"], ["LDL", "STL"]),
     (r"adamw_kernel", ["LDG.128", "STG.128"], ["LDL", "STL"]),
     (r"embedding_forward_kernel", ["LDG.128", "STG.128"], ["LDL", "STL"]),
-    (r"(round|widen|accumulate)_kernel", ["LDG.128", "STG.128"], ["LDL", "STL"]),
+    (r"(round|widen|accumulate|accumulate_rounded)_kernel", ["LDG.128", "STG.128"], ["LDL", "STL"]),
 ]
 # The same for Hopper's kernels, which have no code for other GPUs.
 HOPPER_RULES = [(r"(hopper_(gemm|chain)|(attention_(forward|backward)|matmul)_wgmma)_kernel",

@@ -1,11 +1,12 @@
 // random.h: counter-based random numbers, functions of (seed, stream, index), not of threads, ranks or order.
 //
-// The six uses of the user's seed have separate streams. The first column is the upper 16 bits of the stream number;
+// The seven uses of the user's seed have separate streams. The first column is the upper 16 bits of the stream number;
 // the value after the colon fills the lower bits:
 //   0x0000  initial weights: tensor << 32 | layer (model/params.cpp)
 //   0x3e3b  rows of tokens that --vocab-size adds: token (checkpoint/hf.cpp)
 //   0x5ada  stochastic rounding of the weights: step (ROUNDING_STREAMS, ops/ops.h)
 //   0x5adb  stochastic rounding of the optimizer's moments: step (MOMENT_STREAMS, ops/ops.h)
+//   0x5adc  stochastic rounding of the gradients' sums: addition << 32 | step (sum_stream, ops/ops.h)
 //   0x8000  sampling of generated tokens: number of the text (infer/generate.cpp)
 //   0xda7a  order of the training data: epoch (data/dataloader.cpp)
 //

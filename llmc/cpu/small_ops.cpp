@@ -109,6 +109,20 @@ void cpu::round_moment(Moment moment, const float* values, WhichMoment which, in
     for (int64_t i = 0; i < count; i += FLAT_ALIGN) write_block(moment.from(i), values + i, which, &random, begin + i);
 }
 
+void cpu::accumulate_rounded(bf16* sum, const float* x, int64_t begin, int64_t count, uint64_t seed, int step,
+                             int addition, Stream) {
+    check_range(begin, count, step);
+    const Philox random{seed, sum_stream(step, addition)};
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < count; i += FLAT_ALIGN) {
+        const Moment block(sum + i, nullptr, MomentDtype::bf16);
+        float total[FLAT_ALIGN];
+        read_block(total, block, WhichMoment::first);
+        for (int64_t k = 0; k < FLAT_ALIGN; k++) total[k] += x[i + k];
+        write_block(block, total, WhichMoment::first, &random, begin + i);
+    }
+}
+
 // ---- Muon
 
 static void momentum_block(float* out, float* m, const float* grad, float factor, float mu) {

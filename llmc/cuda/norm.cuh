@@ -1,5 +1,5 @@
 // norm.cuh: operations on flat gradient buffers: the global norm, the clip factor, accumulation, and conversion between
-// fp32 and bf16 for collectives.
+// fp32 and bf16.
 //
 // For the norm, each block sums the squares of a fixed range of the gradients, and one block then adds the sums of the
 // blocks. The order depends only on count, and no atomics are used, so the same gradients give the same bits. The norm
@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "base/device.h"
+#include "cuda/moments.cuh"
 #include "cuda/simt.h"
 #include "ops/ops.h"
 
@@ -44,6 +45,25 @@ __global__ void __launch_bounds__(NORM_THREADS) accumulate_kernel(float* sum, co
     V total = load128(sum + i);
     const V addend = load128(x + i);
     for (int k = 0; k < V::size; k++) total[k] += addend[k];
+    store128(sum + i, total);
+}
+
+// sum (count) += x (count), rounded stochastically; `begin` is the first element's index. Grid: a thread per 16 bytes
+// of bf16. Moves 8*count bytes.
+__global__ void __launch_bounds__(NORM_THREADS)
+    accumulate_rounded_kernel(bf16* sum, const float* x, int64_t begin, int64_t count, Philox random) {
+    using V = Vec<float>;
+    constexpr int per_thread = Vec<bf16>::size;
+    const int64_t i = (int64_t(blockIdx.x) * NORM_THREADS + threadIdx.x) * per_thread;
+    if (i >= count) return;
+    const V low = load128cs(x + i), high = load128cs(x + i + V::size);
+    const MomentBits<per_thread> bits(random, begin + i);
+    Vec<bf16> total = load128(sum + i);
+    UNROLL
+    for (int k = 0; k < per_thread; k++) {
+        const float addend = k < V::size ? low[k] : high[k - V::size];
+        total[k] = round_randomly(float(total[k]) + addend, SignedMoment::below_bf16(bits[k]));
+    }
     store128(sum + i, total);
 }
 
@@ -112,6 +132,15 @@ inline int gradient_blocks(const char* name, int64_t count, int64_t per_thread) 
 inline void gpu::accumulate_gradients(float* sum, const float* x, int64_t count, Stream stream) {
     const int blocks = gradient_blocks("accumulate_gradients", count, Vec<float>::size);
     if (blocks > 0) simt::launch(accumulate_kernel, blocks, NORM_THREADS, 0, stream, sum, x, count);
+}
+
+inline void gpu::accumulate_rounded(bf16* sum, const float* x, int64_t begin, int64_t count, uint64_t seed, int step,
+                                    int addition, Stream stream) {
+    check_range(begin, count, step);
+    const int blocks = gradient_blocks("accumulate_rounded", count, Vec<bf16>::size);
+    const Philox random{seed, sum_stream(step, addition)};
+    if (blocks > 0)
+        simt::launch(accumulate_rounded_kernel, blocks, NORM_THREADS, 0, stream, sum, x, begin, count, random);
 }
 
 inline void gpu::round_gradients(bf16* out, const float* x, int64_t count, Stream stream) {

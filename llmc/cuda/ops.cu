@@ -64,7 +64,7 @@ template decltype(gpu::cast_to_fp8<E4M3>) gpu::cast_to_fp8<E4M3>;
 template decltype(gpu::cast_to_fp8<E5M2>) gpu::cast_to_fp8<E5M2>;
 
 // Inline functions that are not templates: taking their addresses makes the compiler emit them for the linker.
-[[gnu::used]] static const auto emitted_here =
-    std::tuple(&gpu::head_losses, &gpu::sum_of_shards, &gpu::accumulate_loss, &gpu::sum_of_squares,
-               &gpu::accumulate_gradients, &gpu::round_gradients, &gpu::widen_gradients, &gpu::clip_factor,
-               &gpu::muon_momentum, &gpu::widen_moment, &gpu::store_moment, &gpu::sum_bias_parts, &gpu::raise_amax);
+[[gnu::used]] static const auto emitted_here = std::tuple(
+    &gpu::head_losses, &gpu::sum_of_shards, &gpu::accumulate_loss, &gpu::sum_of_squares, &gpu::accumulate_gradients,
+    &gpu::accumulate_rounded, &gpu::round_gradients, &gpu::widen_gradients, &gpu::clip_factor, &gpu::muon_momentum,
+    &gpu::widen_moment, &gpu::store_moment, &gpu::sum_bias_parts, &gpu::raise_amax);

@@ -211,6 +211,10 @@ struct MuonBatch {
 // Philox stream of a step's rounding: this constant plus the step. random.h lists all streams.
 constexpr uint64_t ROUNDING_STREAMS = uint64_t(0x5ada) << 48;
 constexpr uint64_t MOMENT_STREAMS = uint64_t(0x5adb) << 48;  // that of the moments' rounding
+// That of the rounding of gradients' sums; the addition's lower 16 bits count.
+inline uint64_t sum_stream(int step, int addition) {
+    return (uint64_t(0x5adc) << 48) + (uint64_t(uint16_t(addition)) << 32) + uint64_t(step);
+}
 
 // Checks the arguments of adamw, and a part of those of muon_momentum. No option can make them invalid.
 inline void check_range(int64_t begin, int64_t count, int step) {

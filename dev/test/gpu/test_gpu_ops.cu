@@ -92,7 +92,9 @@ TEST_CASE("sums of squares that overflow or have a NaN, and clip_factor") {
 TEST_CASE("gradients are accumulated, rounded to nearest and widened, and nothing is written past the end") {
     norm_cases::accumulated_gradients(gpu_backend, {64, 2048, 4096 + 64});
     norm_cases::converted_gradients(gpu_backend, {64, 4096, 8192 + 64});
+    norm_cases::rounded_sums(gpu_backend, 4096 + 64, 640);
     CHECK_THROWS_AS(gpu::accumulate_gradients(nullptr, nullptr, 7, nullptr), Error);
+    CHECK_THROWS_AS(gpu::accumulate_rounded(nullptr, nullptr, 0, 7, 1, 1, 0, nullptr), Error);
     CHECK_THROWS_AS(gpu::round_gradients(nullptr, nullptr, 7, nullptr), Error);
     CHECK_THROWS_AS(gpu::widen_gradients(nullptr, nullptr, 7, nullptr), Error);
 }

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <initializer_list>
 
+#include "base/moments.h"
 #include "support/cases.h"
 
 namespace norm_cases {
@@ -52,6 +53,46 @@ void accumulated_gradients(const Backend& backend, std::initializer_list<int64_t
         backend.call(ops::accumulate_gradients, sum, x, count);
         expect_close(format("%lld gradients", static_cast<long long>(count)), sum, want, 1, 0.0f, 0.0f);
     }
+}
+
+// Each addition is rounded as round_randomly says, by the bits of its element, addition, step and seed, however the
+// buffer is cut; and the mean over many additions' bits is the exact sum.
+template <class Backend>
+void rounded_sums(const Backend& backend, int64_t count, int64_t cut) {
+    const auto add = [&](Tensor<bf16>& sum, const Tensor<float>& x, int64_t begin, uint64_t seed, int addition) {
+        const auto in_cuts = [&](bf16* sum, const float* x, Stream stream) {
+            for (int64_t i = 0; i < count; i += cut)
+                ops::accumulate_rounded(sum + i, x + i, begin + i, std::min(cut, count - i), seed, 7, addition, stream);
+        };
+        backend.call(in_cuts, sum, x);
+    };
+    auto x = random_tensor<float>(count, 1);
+    const float special[] = {NAN, INFINITY, -3e38f, 1e-42f, 0.0f, -0x1p-133f};
+    std::copy_n(special, 6, x.data());
+    auto sum = filled<bf16>(count + 64, 0.0f), want = copy_of(sum);
+    const int64_t begin = (int64_t(1) << 35) - 64;
+    for (const int addition : {0, 1, 65537}) {
+        const Philox random{42, uint64_t(0x5adc) << 48 | uint64_t(addition % 65536) << 32 | 7};
+        for (int64_t i = 0; i < count; i++) {
+            const uint32_t word = random(uint64_t(begin + i) / 64)[size_t((begin + i) % 64 / 16)];
+            const uint32_t bits = moment_bits(word, uint32_t((begin + i) % 64)) >> 16;
+            want[i] = round_randomly(float(want[i]) + x[i], bits);
+        }
+        add(sum, x, begin, 42, addition);
+    }
+    int64_t wrong = 0;
+    for (int64_t i = 0; i < count + 64; i++)
+        wrong += std::isnan(float(want[i])) ? !std::isnan(float(sum[i])) : sum[i].bits != want[i].bits;
+    CHECK(wrong == 0);
+
+    // 1 + 16 additions of 2^-11, a sixteenth of the distance of bf16s there, which rounding to nearest would ignore.
+    double total = 0.0;
+    const auto step = filled<float>(count, 0x1p-11f);
+    sum = filled<bf16>(count, 1.0f);
+    for (int addition = 0; addition < 16; addition++) add(sum, step, 0, 1, addition);
+    for (int64_t i = 0; i < count; i++) total += double(float(sum[i])) - 1.0;
+    const double mean = total / double(count), deviation = 0x1p-7 * std::sqrt(16 * 15.0) / 16;  // of 16 roundings
+    CHECK(std::fabs(mean - 0x1p-7) < 4 * deviation / std::sqrt(double(count)));
 }
 
 // Gradients are rounded as the constructor of bf16 rounds, and nothing behind them is written.

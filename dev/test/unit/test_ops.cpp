@@ -37,4 +37,8 @@ TEST_CASE("gradients are added, rounded to nearest and widened exactly, and noth
     norm_cases::converted_gradients(cpu_backend, {0, 64, (1 << 20) + 64});
 }
 
+TEST_CASE("sums of gradients in bf16 are rounded by seed, step, addition and element alone, and exact on average") {
+    norm_cases::rounded_sums(cpu_backend, 4096 + 64, 640);
+}
+
 TEST_CASE("clip_factor limits the norm, and a NaN factor stays NaN") { norm_cases::clip_factors(cpu_backend); }
