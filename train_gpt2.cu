@@ -35,7 +35,7 @@ static bool train_step(Trainer<floatX>& t, int64_t step) {
     const Run& run = t.run;
     GPT2<floatX>& model = t.model;
     GradReducer& gradients = t.optimizer.gradients;
-    gradients.begin_step();
+    gradients.begin_step(narrow(step + 1));
     for (int n = 0; n < run.batch.grad_accum_steps; n++) {
         const Batch batch = t.loader.next();                    // (B, T) tokens and targets on the device
         t.stop |= run.groups.world.any_rank(stop_requested());  // always false on several GPUs, which finish the step

@@ -17,7 +17,7 @@ GPT2<floatX>::GPT2(const GPT2Config& config, Purpose purpose, int B, int T, Memo
       purpose(purpose),
       recompute(options.recompute),
       fp8(options.fp8),
-      shard_gradients(options.shard_gradients),
+      sums_apart(options.sums_apart()),
       sequence_parallel(options.sequence_parallel),
       B(B),
       T(T),
@@ -271,7 +271,7 @@ void GPT2<floatX>::zero_bucket(int b) {
 template <class floatX>
 void GPT2<floatX>::zero_gradients() {
     fill_zero(acts.loss, sizeof(float), stream);
-    if (shard_gradients) return;  // backward zeroes each bucket when it begins it
+    if (sums_apart) return;  // backward zeroes each bucket when it begins it
     for (int b = 0; b < layout.num_buckets(); b++) zero_bucket(b);
 }
 
@@ -381,9 +381,9 @@ template <class floatX>
 void GPT2<floatX>::backward(const int* tokens, const int* targets, int B, int T, int micro_step, float scale,
                             const BucketHook& after, const BucketHook& before) {
     const ProfileRange range("backward");
-    INVARIANT(!shard_gradients || micro_step == 0, "micro-step %d adds to gradients that are sharded", micro_step);
+    INVARIANT(!sums_apart || micro_step == 0, "micro-step %d adds to gradients whose sums are apart", micro_step);
     const BucketHook begin = [&](int bucket) {
-        if (!shard_gradients) return;
+        if (!sums_apart) return;
         if (before) before(bucket);
         zero_bucket(bucket);
     };

@@ -26,7 +26,7 @@ struct GPT2 {
     GPT2Config config;
     Purpose purpose;
     Recompute recompute;
-    bool fp8, shard_gradients, sequence_parallel;
+    bool fp8, sums_apart, sequence_parallel;
     int B, T;        // the largest micro-batch; more sequences fit if they are so much shorter
     int logit_rows;  // rows of logits in memory at a time
     Stream stream = nullptr;
@@ -36,7 +36,7 @@ struct GPT2 {
     DeviceBuffer<std::byte> packed_memory;  // the memory that packed points into
     PackedWeights packed;
     DeviceBuffer<std::byte> fp8_workspace;  // the operands of one matmul in FP8
-    BucketBuffer<float> grads;              // gradients, with Purpose::train; shared by layers with shard_gradients
+    BucketBuffer<float> grads;              // gradients, with Purpose::train; shared by layers with sums_apart
     DeviceBuffer<std::byte> memory;         // the memory that acts points into
     Activations<floatX> acts;
     // Called before forward, backward or decode reads a bucket's weights. All reads of the previous layer's weights are
@@ -70,7 +70,7 @@ struct GPT2 {
     // micro-step of a step overwrites the gradients of the matrices; call zero_gradients before it. after(bucket) is
     // called when the bucket's gradients are complete, from the last layer to the embeddings.
     //
-    // With shard_gradients every micro-step is a first one, and before(bucket) is called before the memory of the
+    // With sums_apart every micro-step is a first one, and before(bucket) is called before the memory of the
     // bucket's gradients is written: the gradients there must not be needed any more when it returns.
     void zero_gradients();
     void backward(const int* tokens, const int* targets, int B, int T, int micro_step, float scale,

@@ -93,7 +93,7 @@ PackedWeights place_packed(Arena& arena, const ParamLayout& layout, const Memory
 
 int gradient_slots(const GPT2Config& config, Purpose purpose, MemoryOptions options) {
     if (purpose != Purpose::train) return 0;
-    return options.shard_gradients ? std::min(2, config.L) : config.L;
+    return options.sums_apart() ? std::min(2, config.L) : config.L;
 }
 
 int weight_slots(const GPT2Config& config, MemoryOptions options) {

@@ -51,10 +51,15 @@ struct MemoryOptions {
     bool shard_gradients = false;  // ZeRO-2: a rank keeps its shard of the gradients, and two layers' while it computes
     bool shard_weights = false;    // ZeRO-3: a rank keeps its shard of the weights, and two layers' while it computes
     Dtype grad_dtype = Dtype::fp32;  // dtype of gradients in collectives (--grad-dtype)
+    Dtype grad_accum = Dtype::fp32;  // dtype of the sums of gradients over micro-steps (--grad-accum)
     bool muon = false;               // orthogonalizes matrices (--optimizer muon)
     bool fp8 = false;                // the layers' matmuls of a bf16 model are in FP8 (--precision fp8)
     TensorShard tensor = {};         // this rank's shard of each layer (--tensor-parallel)
     bool sequence_parallel = false;  // tensor-parallel ranks also divide the rows of the residual stream
+
+    // Whether every micro-step is summed over the ranks and added to memory apart from backward's, which has the
+    // gradients of bucket 0 and of two layers.
+    bool sums_apart() const { return shard_gradients || grad_accum == Dtype::bf16; }
 };
 
 struct MemoryItem {

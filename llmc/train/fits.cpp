@@ -54,6 +54,7 @@ static const Saving savings[] = {
     {"--zero", "3", share<3>},
     {"--moments", "8bit", [](MemoryOptions& o, int) { return raise_to(o.moments, MomentDtype::block8); }},
     {"--master-weights", "off", [](MemoryOptions& o, int) { return std::exchange(o.master_weights, false); }},
+    {"--grad-accum", "bf16", [](MemoryOptions& o, int) { return raise_to(o.grad_accum, Dtype::bf16); }},
     {"--offload", "moments", offload<Offload::moments>},
     {"--offload", "all", offload<Offload::all>},
 };

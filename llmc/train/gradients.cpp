@@ -70,6 +70,10 @@ int64_t row_sums_bytes(const ParamLayout& layout) {
     return layout.num_buckets() * count_over_rows(layout) * int64_t(sizeof(float));
 }
 
+int64_t count_sums(const ParamLayout& layout, const MemoryOptions& o) {
+    return o.sums_apart() ? layout.total / o.shards : 0;
+}
+
 int64_t gradient_sum_bytes(const ParamLayout& layout, const MemoryOptions& o, int data_parallel) {
     return int64_t(sizeof(float)) * (count_subtree_sums(o.virtual_ranks / data_parallel) * layout.total +
                                      count_step_stats(layout, o.virtual_ranks, data_parallel * layout.shard.count) +
@@ -83,7 +87,7 @@ int64_t largest_bucket(const ParamLayout& layout) {
 }
 
 GradReducer::GradReducer(const Groups& groups, const ParamLayout& layout, const MemoryOptions& sharding,
-                         const BucketBuffer<float>& grads, const float* loss, Stream* stream)
+                         const BucketBuffer<float>& grads, const float* loss, Stream* stream, uint64_t seed)
     : comm(groups.dp),
       tensor_comm(groups.tp),
       world(groups.world),
@@ -92,11 +96,14 @@ GradReducer::GradReducer(const Groups& groups, const ParamLayout& layout, const 
       grads(grads),
       loss(loss),
       stream(stream),
+      seed(seed),
       step_stats(count_step_stats(layout, sharding.virtual_ranks, groups.world.world_size), "losses and norms"),
       tickets(layout.num_buckets()),
       over_rows(sharding.sequence_parallel ? count_over_rows(layout) : 0, "gradients of LayerNorm and biases"),
-      shard(sharding.shard_gradients ? layout.total / sharding.shards : 0, "this rank's shard of the gradients"),
-      reduced(size_t(layout.num_buckets())) {
+      shard(sharding.grad_accum == Dtype::fp32 ? count_sums(layout, sharding) : 0, "sums of gradients"),
+      rounded_shard(sharding.grad_accum == Dtype::bf16 ? count_sums(layout, sharding) : 0, "sums of gradients"),
+      reduced(size_t(layout.num_buckets())),
+      additions(size_t(layout.num_buckets())) {
     INVARIANT(sharding.virtual_ranks % comm.world_size == 0, "%d virtual ranks are not a multiple of %d ranks",
               sharding.virtual_ranks, comm.world_size);
     comm.reserve(sharding.grad_dtype, largest_bucket(layout));
@@ -104,11 +111,14 @@ GradReducer::GradReducer(const Groups& groups, const ParamLayout& layout, const 
         subtree_sums.emplace_back(layout.total, "gradients of virtual ranks (--deterministic-ranks)");
 }
 
-void GradReducer::begin_step() {
+void GradReducer::begin_step(int number) {
+    step = number;
     fill_zero(step_stats.data, step_stats.bytes(), *stream);
     // The ranks may have left the step before in the middle: its sums are not needed any more.
     for (int b = 0; b < layout.num_buckets(); b++) add_to_shard(b);
-    if (sharding.shard_gradients) fill_zero(shard.data, shard.bytes(), *stream);
+    if (shard.data) fill_zero(shard.data, shard.bytes(), *stream);
+    if (rounded_shard.data) fill_zero(rounded_shard.data, rounded_shard.bytes(), *stream);
+    std::ranges::fill(additions, 0);
 }
 
 // Sums these gradients over the tensor-parallel ranks: all of the bucket's in one collective.
@@ -140,7 +150,7 @@ void GradReducer::reduce_bucket(int b, int v) {
         return copy_on_device(subtree_sums[h].data + bucket.begin, own, count * int64_t(sizeof(float)), *stream);
     tickets[b] = sharding.shards > 1 ? comm.reduce_scatter(own, count, sharding.grad_dtype, *stream)
                                      : comm.all_reduce(own, count, sharding.grad_dtype, *stream);
-    reduced[size_t(b)] = sharding.shard_gradients;
+    reduced[size_t(b)] = sharding.sums_apart();
 }
 
 void GradReducer::virtual_rank_done(int v) {
@@ -148,10 +158,13 @@ void GradReducer::virtual_rank_done(int v) {
     ops::accumulate_loss(step_stats.data + comm.rank * local_virtual_ranks() + v, loss, 1, 1.0f, *stream);
 }
 
-const float* GradReducer::reduced_grads(int b, int64_t begin) const {
-    if (!sharding.shard_gradients) return grads.bucket(b) + begin - layout.bucket(b).begin;
+const float* GradReducer::reduced_grads(int b, int64_t begin, int64_t end) const {
+    float* const in_bucket = grads.bucket(b) + begin - layout.bucket(b).begin;
     const BucketShard own = own_shard(b);
-    return shard.data + own.at + begin - own.begin;
+    const int64_t at = own.at + begin - own.begin;
+    if (shard.data) return shard.data + at;
+    if (rounded_shard.data) ops::widen_gradients(in_bucket, rounded_shard.data + at, end - begin, *stream);
+    return in_bucket;
 }
 
 void GradReducer::add_to_shard(int b) {
@@ -160,7 +173,9 @@ void GradReducer::add_to_shard(int b) {
     comm.wait(tickets[b], *stream);
     const BucketShard own = own_shard(b);
     const float* sum = grads.bucket(b) + own.begin - layout.bucket(b).begin;
-    ops::accumulate_gradients(shard.data + own.at, sum, own.count, *stream);
+    const int addition = additions[size_t(b)]++;
+    if (shard.data) return ops::accumulate_gradients(shard.data + own.at, sum, own.count, *stream);
+    ops::accumulate_rounded(rounded_shard.data + own.at, sum, own.begin, own.count, seed, step, addition, *stream);
 }
 
 void GradReducer::begin_bucket(int b) {
@@ -170,12 +185,12 @@ void GradReducer::begin_bucket(int b) {
 
 // sum = the squares of elements begin .. end of bucket b. Undivided tensors count on the first tensor-parallel rank.
 void GradReducer::square(float* sum, int b, int64_t begin, int64_t end) {
-    if (tensor_comm.rank == 0) return ops::sum_of_squares(sum, reduced_grads(b, begin), end - begin, *stream);
+    if (tensor_comm.rank == 0) return ops::sum_of_squares(sum, reduced_grads(b, begin, end), end - begin, *stream);
     for_each_part(layout, b, true, [&](int64_t part_begin, int64_t part_end) {
         const int64_t from = std::max(begin, part_begin), to = std::min(end, part_end);
         if (from >= to) return;
         float* part = sums.data + 2;
-        ops::sum_of_squares(part, reduced_grads(b, from), to - from, *stream);
+        ops::sum_of_squares(part, reduced_grads(b, from, to), to - from, *stream);
         ops::accumulate_loss(sum, part, 1, 1.0f, *stream);
     });
 }
@@ -183,10 +198,11 @@ void GradReducer::square(float* sum, int b, int64_t begin, int64_t end) {
 // Every rank squares its shard of each bucket, a piece per virtual rank. All ranks add all pieces in the same order.
 void GradReducer::sum_squares(float* squares) {
     // Without a reduction, one kernel launch handles all buckets.
-    if (!needs_reduction()) return ops::sum_of_squares(squares, reduced_grads(0, 0), layout.total, *stream);
+    if (!needs_reduction() && !rounded_shard.data)
+        return ops::sum_of_squares(squares, reduced_grads(0, 0, layout.total), layout.total, *stream);
     const int virtual_ranks = sharding.virtual_ranks, own = local_virtual_ranks();
     for (int b = layout.num_buckets() - 1; b >= 0; b--) {  // in the order in which backward completes buckets
-        if (!sharding.shard_gradients) comm.wait(tickets[b], *stream);
+        if (!sharding.sums_apart()) comm.wait(tickets[b], *stream);
         const Bucket bucket = layout.bucket(b);
         const int64_t piece = bucket.size() / virtual_ranks;
         for (int v = comm.shard_index * own; v < (comm.shard_index + 1) * own; v++)
@@ -198,7 +214,7 @@ void GradReducer::sum_squares(float* squares) {
 void GradReducer::finish(RankStatus status) {
     const int virtual_ranks = sharding.virtual_ranks, buckets = layout.num_buckets();
     for (int b = buckets - 1; b >= 0; b--) add_to_shard(b);
-    RankStatus& host = host_statuses[steps++ % 2];
+    RankStatus& host = host_statuses[step % 2];
     host = status;
     float *squares = step_stats.data + virtual_ranks, *statuses = squares + int64_t(buckets) * virtual_ranks;
     copy_to_device(statuses + STATUS * world.rank, &host, sizeof host, *stream);

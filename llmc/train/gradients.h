@@ -7,6 +7,7 @@
 //
 // With ZeRO-2 (Rajbhandari et al. 2020) the virtual ranks are summed in every micro-step, and each rank adds up its
 // shard of these sums. The layers' buckets share memory, so a bucket is added to the shard before its memory is reused.
+// With --grad-accum bf16 it is the same in every stage, and the shard, all of it without ZeRO, is bf16.
 //
 // With tensor parallelism a rank has the gradients of its shard of the divided tensors. The other tensors are the same
 // on all tensor-parallel ranks, and so are their gradients, which count once in the norm. With sequence parallelism
@@ -41,10 +42,11 @@ struct GradReducer {
     const BucketBuffer<float>& grads;  // output of backward
     const float* loss;                 // (1), output of backward: the sum over micro-steps, scaled for the whole step
     Stream* stream;                    // the model's stream
+    uint64_t seed;                     // of stochastic rounding
 
     // grads, loss and stream belong to the model. Device memory used: gradient_sum_bytes.
     GradReducer(const Groups& groups, const ParamLayout& layout, const MemoryOptions& sharding,
-                const BucketBuffer<float>& grads, const float* loss, Stream* stream);
+                const BucketBuffer<float>& grads, const float* loss, Stream* stream, uint64_t seed);
     GradReducer(const GradReducer&) = delete;
     ~GradReducer() { host_free(host_statuses); }
 
@@ -52,17 +54,18 @@ struct GradReducer {
     // Whether reduce_bucket has anything to do.
     bool needs_reduction() const { return world.world_size > 1 || sharding.virtual_ranks > 1; }
 
-    void begin_step();  // called before the first backward of a step
-    // Called when bucket b is complete, in the last backward of this rank's v-th virtual rank; with ZeRO-2 in each.
+    void begin_step(int step);  // called before the first backward of a step; they count from 1
+    // Called when bucket b is complete, in the last backward of this rank's v-th virtual rank; with sums_apart in each.
     void reduce_bucket(int b, int v);
     void virtual_rank_done(int v);  // called after reduce_bucket of all buckets of v
-    // Work queued after this call may overwrite the memory of bucket b's gradients. Needed with ZeRO-2.
+    // Work queued after this call may overwrite the memory of bucket b's gradients. Needed with sums_apart.
     void begin_bucket(int b);
     // Called after the last virtual rank. Waits for all buckets; computes the step's loss and its gradients' squares.
     void finish(RankStatus status);
 
-    // The sums from element `begin` of the flat buffer on, in bucket b. After finish this rank's shard is complete.
-    const float* reduced_grads(int b, int64_t begin) const;
+    // The sums of elements begin .. end of the flat buffer, in bucket b. After finish this rank's shard is complete.
+    // Sums in bf16 are widened into the bucket's memory of `grads`, which layers share.
+    const float* reduced_grads(int b, int64_t begin, int64_t end) const;
 
     const float* step_loss() const { return sums.data; }              // (1) on the device
     const float* grad_norm_squared() const { return sums.data + 1; }  // (1) on the device
@@ -77,11 +80,13 @@ struct GradReducer {
     static constexpr int SUMS = 3;
     DeviceBuffer<float> sums = {SUMS, "loss and norm"};  // loss, squares, squares of a part of a bucket
     RankStatus* host_statuses = static_cast<RankStatus*>(host_allocate(2 * sizeof(RankStatus)));  // even and odd steps
-    int64_t steps = 0;
+    int step = 0;                       // that begin_step has begun
     std::vector<Comm::Ticket> tickets;  // one per bucket
     DeviceBuffer<float> over_rows;      // gradients to be summed over rows, with sequence parallelism
     DeviceBuffer<float> shard;          // (layout.total / shards) with ZeRO-2: this rank's shard of the sums
-    std::vector<bool> reduced;          // flags of buckets that are not yet added to the shard, with ZeRO-2
+    DeviceBuffer<bf16> rounded_shard;   // in place of it with --grad-accum bf16
+    std::vector<bool> reduced;          // flags of buckets that are not yet added to the shard, with sums_apart
+    std::vector<int> additions;         // to the shard of each bucket, in this step
 
   private:
     BucketShard own_shard(int b) const {
@@ -99,5 +104,6 @@ int64_t count_step_stats(const ParamLayout& layout, int virtual_ranks, int world
 // Bytes that tensor-parallel ranks all-reduce in a step with sequence parallelism: gradients of LayerNorm and biases.
 int64_t row_sums_bytes(const ParamLayout& layout);
 
+int64_t count_sums(const ParamLayout& layout, const MemoryOptions& sharding);  // elements of a GradReducer's shard
 // Device memory of a GradReducer, without the gradients and the shard.
 int64_t gradient_sum_bytes(const ParamLayout& layout, const MemoryOptions& sharding, int data_parallel);

@@ -25,8 +25,8 @@ static int64_t most_elements(const ParamLayout& layout) { return int64_t(4) * la
 MuonStacks::MuonStacks(const ParamLayout& layout, MemoryOptions options) {
     constexpr int64_t enough = 64 << 20;  // 28 matrices (768, 3072) or 6 (1600, 6400), which fill a GPU
     const int64_t C = layout.config.C, least = 4 * C * C;
-    // Layers share the memory of their gradients with shard_gradients. A CPU's cores are busy with one matrix.
-    layers_at_once = device_memory_is_host() || options.shard_gradients ? 1 : layout.config.L;
+    // Layers share the memory of their gradients with sums_apart. A CPU's cores are busy with one matrix.
+    layers_at_once = device_memory_is_host() || options.sums_apart() ? 1 : layout.config.L;
     elements = device_memory_is_host() ? least : std::max(least, std::min(enough, layers_at_once * 2 * least));
     products = std::max(capacity(int(C), int(C)), capacity(int(C), 4 * int(C))) * C * C;
 }

@@ -91,7 +91,7 @@ Optimizer<floatX>::Optimizer(GPT2<floatX>& model, OptimizerConfig config, Memory
     : model(model),
       full_layout(model.config),
       config(config),
-      gradients(groups, model.layout, options, model.grads, model.acts.loss, &model.stream),
+      gradients(groups, model.layout, options, model.grads, model.acts.loss, &model.stream, config.adamw.seed),
       weights(model, groups.dp, options),
       master(master_elements<floatX>(model.layout, options), "fp32 master weights (--master-weights, --zero)",
              offloads_master(options)),
@@ -112,7 +112,7 @@ std::vector<MemoryItem> optimizer_memory(const GPT2Config& config, MemoryOptions
             {"moments", MomentBuffer::element_bytes(moments, options.moments), offloads_moments(options)},
             {"exponents of moments", MomentBuffer::exponent_bytes(moments, options.moments)},
             {"shard of weights", options.shard_weights ? own * int64_t(sizeof(floatX)) : 0},
-            {"shard of gradients", options.shard_gradients ? own * size : 0},
+            {"sums of gradients", count_sums(layout, options) * (options.grad_accum == Dtype::bf16 ? 2 : size)},
             {"partial sums", gradient_sum_bytes(layout, options, data_parallel)},
             {"Newton-Schulz", options.muon ? muon_bytes<floatX>(layout, options) : 0},
             {"received tensor", options.tensor.count > 1 ? CHUNK * size : 0},
@@ -253,7 +253,7 @@ void Optimizer<floatX>::update(int b, int64_t begin, int64_t end, float lr, int 
     const BucketShard own = weights.own_shard(b);
     const int64_t from = begin - own.begin, at = own.at + from;
     ops::adamw(weights.local_shard(b) + from, master.data ? master.data + at : nullptr, m.from(at),
-               v.from(slot_layout(SECOND_MOMENT).at(b, begin)), gradients.reduced_grads(b, begin), factor(), begin,
+               v.from(slot_layout(SECOND_MOMENT).at(b, begin)), gradients.reduced_grads(b, begin, end), factor(), begin,
                end - begin, model.layout.decay_pattern(), config.adamw, lr, step, model.stream);
 }
 
@@ -264,8 +264,9 @@ float* Optimizer<floatX>::momentum(int b, int step) {
     const BucketShard own = weights.own_shard(b);
     float* const whole = model.grads.bucket(b);
     const int64_t count = std::clamp<int64_t>(bucket.decayed_end - own.begin, 0, own.count);
-    ops::muon_momentum(whole + own.begin - bucket.begin, m.from(own.at), gradients.reduced_grads(b, own.begin),
-                       factor(), own.begin, count, Muon<floatX>::MOMENTUM, config.adamw.seed, step, model.stream);
+    ops::muon_momentum(whole + own.begin - bucket.begin, m.from(own.at),
+                       gradients.reduced_grads(b, own.begin, own.begin + count), factor(), own.begin, count,
+                       Muon<floatX>::MOMENTUM, config.adamw.seed, step, model.stream);
     if (weights.shards > 1) {
         Comm& comm = gradients.comm;
         comm.wait(comm.all_gather(whole, bucket.size() * int64_t(sizeof(float)), model.stream), model.stream);
@@ -305,7 +306,7 @@ void Optimizer<floatX>::step(float lr, int step) {
     const ProfileRange range("update");
     const int buckets = model.layout.num_buckets();
     const auto updated = [&](int b) { weights.shards == 1 ? model.pack_bucket(b) : weights.shard_updated(b); };
-    if (weights.shards == 1 && !muon) {  // one call for all buckets
+    if (weights.shards == 1 && !muon && !gradients.rounded_shard.data) {  // one call for all buckets
         update(0, 0, model.layout.total, lr, step);
         for (int b = 0; b < buckets; b++) updated(b);
         return;

@@ -116,6 +116,7 @@ MemoryOptions memory_options_of(const Options& o, int data_parallel, int tensor_
             .shard_gradients = o.zero >= 2,
             .shard_weights = o.zero >= 3 && data_parallel > 1,
             .grad_dtype = o.grad_dtype,
+            .grad_accum = o.grad_accum,
             .muon = o.optimizer == UpdateRule::muon,
             .fp8 = o.precision == Precision::fp8,
             .tensor = {tensor_index, o.tensor_parallel},
@@ -261,8 +262,9 @@ static int64_t sent_bytes(Dtype dtype, const GPT2Config& config, const Options& 
     const int64_t in_pass = o.zero >= 3 ? std::max(0, config.L - 2) * layout.layer_stride : 0;
     const int64_t gradients = one_pass(layout.total * gradient, n);
     const int64_t in_micro_step = 2 * one_pass(in_pass * gathered, n) + activations_sent(dtype, config, o, batch);
-    // With ZeRO-2 every micro-step sums the gradients, but a rank adds up its virtual ranks first.
-    const int64_t sums = o.zero >= 2 ? batch.grad_accum_steps / local_virtual_ranks : 1;
+    // With sums_apart every micro-step sums the gradients, but a rank adds up its virtual ranks first.
+    const bool sums_apart = memory_options_of(o, n).sums_apart();
+    const int64_t sums = sums_apart ? batch.grad_accum_steps / local_virtual_ranks : 1;
     int64_t per_step = one_pass((layout.total - in_pass) * gathered, n) +
                        2 * one_pass(4 * count_step_stats(layout, virtual_ranks, ranks), ranks) + sums * gradients +
                        batch.grad_accum_steps * in_micro_step;
@@ -274,7 +276,7 @@ static int64_t sent_bytes(Dtype dtype, const GPT2Config& config, const Options& 
     }
     // Gradients that are sums over a rank's rows are summed before them.
     if (o.sequence_parallel)
-        per_step += 2 * (o.zero >= 2 ? batch.grad_accum_steps : local_virtual_ranks) *
+        per_step += 2 * (sums_apart ? batch.grad_accum_steps : local_virtual_ranks) *
                     one_pass(row_sums_bytes(layout), o.tensor_parallel);
     return per_step;
 }
@@ -336,13 +338,16 @@ static MeasuredStep run_steps(const GPT2Config& config, int B, int T, MemoryOpti
     for (double spent = 0.0, last = 0.0; micro_steps.size() < most_steps;) {
         const double begin = seconds_now();
         if (micro_steps.size() == 1 ? begin - start + last > most_seconds : spent > SHORT_SECONDS) break;
-        optimizer.gradients.begin_step();
+        GradReducer& gradients = optimizer.gradients;
+        gradients.begin_step(int(micro_steps.size()) + 1);
         model.zero_gradients();
         model.forward(tokens.data, B, T);
-        model.backward(tokens.data, tokens.data + 1, B, T, 0, 1.0f);
+        model.backward(
+            tokens.data, tokens.data + 1, B, T, 0, 1.0f, [&](int bucket) { gradients.reduce_bucket(bucket, 0); },
+            [&](int bucket) { gradients.begin_bucket(bucket); });
         wait_for_device();
         const double update = seconds_now();
-        optimizer.gradients.virtual_rank_done(0);
+        gradients.virtual_rank_done(0);
         optimizer.clip(1.0f);
         optimizer.step(1e-4f, int(micro_steps.size()) + 1);
         wait_for_device();
@@ -419,16 +424,15 @@ static std::string describe_device(const DeviceInfo& device, Dtype dtype) {
 }
 
 static std::string describe_precision(const Options& o, Dtype dtype) {
-    if (dtype == Dtype::fp32)
-        return o.moments == MomentDtype::fp32 ? "fp32" : format("fp32, %s moments", MOMENT_WORDS[int(o.moments)]);
+    const char *gradients = dtype_name(o.grad_accum), *moments = MOMENT_WORDS[int(o.moments)];
+    const std::string state = format("%s gradients, %s moments", gradients, moments);
+    const bool rounds = o.grad_accum != Dtype::fp32 || o.moments != MomentDtype::fp32;
+    if (dtype == Dtype::fp32) return "fp32" + (rounds ? ", " + state : "");
     const char* simulated = device_memory_is_host() ? ", simulated (slower than bf16)" : "";
     const std::string fp8 =
         o.precision == Precision::fp8 ? format("fp8 in the layers' matmuls%s; else ", simulated) : "";
-    const std::string moments = o.moments == MomentDtype::fp32
-                                    ? "gradients and moments"
-                                    : format("gradients, %s moments", MOMENT_WORDS[int(o.moments)]);
-    if (!o.master_weights) return fp8 + "bf16 by stochastic rounding, no master weights; fp32 " + moments;
-    return fp8 + "bf16, with fp32 master weights, " + moments +
+    if (!o.master_weights) return fp8 + "bf16 by stochastic rounding, no master weights; " + state;
+    return fp8 + "bf16, with fp32 master weights, " + state +
            (device_bf16_is_faster() ? "" : "; --precision fp32 is faster on this device");
 }
 

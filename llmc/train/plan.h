@@ -88,8 +88,9 @@ struct SavingSet {
 
 // Returns the cheapest set with which no bytes are missing, or else the cheapest of those that need the least. The
 // options are, the cheapest first: --zero 1, --logit-chunks, --recompute gelu, --zero 2, --recompute layer and --zero
-// 3, which take time or send more, --moments 8bit and --master-weights off, which round more, and --offload on a GPU,
-// the slowest of all. A set is dearer than every set of options that are all cheaper than its dearest one.
+// 3, which take time or send more, --moments 8bit, --master-weights off and --grad-accum bf16, which round more, and
+// --offload on a GPU, the slowest of all. A set is dearer than every set of options that are all cheaper than its
+// dearest one.
 SavingSet cheapest_savings(const MemoryOptions& options, int world_size,
                            const std::function<int64_t(const MemoryOptions&)>& missing);
 // Returns that set for a run of one sequence in each of `ranks` micro-batches.

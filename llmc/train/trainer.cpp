@@ -25,7 +25,8 @@ static DataLoaderConfig loader_config(const Run& run, Stream stream, bool valida
     config.max_windows = validation ? windows_of(o.val_tokens, run.batch.T) : 0;
     config.seed = o.seed;
     config.windows_per_step = run.batch.tokens_per_step / run.batch.T;
-    if (o.zero >= 2 && !validation) config.parts = std::max(1, o.deterministic_ranks / config.world_size);
+    if (run.memory_options().sums_apart() && !validation)
+        config.parts = std::max(1, o.deterministic_ranks / config.world_size);
     return config;
 }
 
@@ -126,21 +127,21 @@ void Trainer<floatX>::start_clock(int64_t step) {
     clock = {seconds_now(), loader.wait_seconds, run.groups.exposed(run.groups.waits()), run.groups.bytes_sent()};
 }
 
-// With ZeRO-2 the virtual ranks take turns, because every micro-step is summed over them.
+// With sums_apart the virtual ranks take turns, because every micro-step is summed over them.
 template <class floatX>
 MicroStep Trainer<floatX>::micro_step(int n) {
     run.groups.world.reached("micro-step", n);
     const int virtual_ranks = optimizer.gradients.local_virtual_ranks();
-    if (model.shard_gradients) return {n % virtual_ranks, 0, true};
+    if (model.sums_apart) return {n % virtual_ranks, 0, true};
     const int each = run.batch.grad_accum_steps / virtual_ranks;
     return {n / each, n % each, n % each + 1 == each};
 }
 
 // A graph replays the same calls on the same memory. Collectives are never part of one, so neither are ZeRO-2, ZeRO-3
-// and tensor parallelism, which have some in every micro-step.
+// and tensor parallelism, which have some in every micro-step. --grad-accum bf16 counts the micro-steps.
 template <class floatX>
 bool Trainer<floatX>::captures(const MicroStep& m) const {
-    return device_has_graphs() && run.options.cuda_graph && !model.shard_gradients && !model.tensor_ranks &&
+    return device_has_graphs() && run.options.cuda_graph && !model.sums_apart && !model.tensor_ranks &&
            !optimizer.weights.pending() && !(m.last && optimizer.gradients.needs_reduction());
 }
 

@@ -14,7 +14,7 @@ AUTO = "--precision fp32 --layers 8 --heads 4 --channels 128 --seq-len 1024 --gl
 
 @pytest.mark.isa
 @pytest.mark.parametrize("precision, saves, limit", [
-    ("bf16", "", "unlimited"), ("fp32", "a copy of the state while it is saved", "unlimited"),
+    ("bf16 --grad-accum bf16", "", "unlimited"), ("fp32", "a copy of the state while it is saved", "unlimited"),
     ("fp32", "training waits for saves: no memory for a copy of", 1600000),
     ("bf16 --moments 8bit --master-weights off", "training waits for saves: no memory for a copy of", 1600000)])
 def test_the_peak_of_a_run_is_that_of_its_plan(precision, saves, limit, start, data, tmp_path):

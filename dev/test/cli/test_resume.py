@@ -18,6 +18,7 @@ FORMS = {
     "fp8": "--precision fp8",
     "no_masters": "--precision bf16 --master-weights off",  # rounds stochastically
     "8bit": "--precision bf16 --moments 8bit",
+    "bf16_sums": "--precision bf16 --grad-accum bf16 --master-weights off",
     "bf16_moments": "--precision fp32 --moments bf16 --optimizer muon",
 }
 RUN = "--steps 20 --val-every 4 --sample-every 5 --sample-tokens 8 --checkpoint-every 7 --keep 0"
@@ -64,6 +65,7 @@ def test_without_master_weights_a_bf16_checkpoint_resumes_and_the_loss_is_close(
     train(RUN, FORMS["no_masters"], "--export-dtype fp32 --resume", **options)
     assert_same_run(whole("no_masters"), tmp_path / "run", 20)
     assert close(whole("no_masters").val_loss(), whole("bf16").val_loss(), 0.02)
+    assert close(whole("bf16_sums").val_loss(), whole("no_masters").val_loss(), 0.005)
 
 
 def test_a_killed_run_resumes_from_its_last_checkpoint(train_in_background, tmp_path, data):

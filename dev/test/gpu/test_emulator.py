@@ -72,6 +72,8 @@ def test_plan_says_what_the_state_in_host_memory_takes(data):
     text = run(EMULATED, big, "--offload moments").out
     assert "moments 2.90 GiB of the host, exponents of moments" in text
     assert re.search(r"^ *offload +2.90 GiB of state in host memory, .*: 125 ms of an update at 25 GB/s", text, re.M)
+    least = run(EMULATED, big, "--master-weights off --grad-accum bf16 --offload all").out
+    assert 6.5 < float(re.search(r"^ *memory +([\d.]+) GiB of .*sums of gradients 2.90 GiB", least, re.M)[1]) <= 6.8
     refused(2, "--offload master: this run has no master weights", EMULATED, "plan --offload master --precision fp32")
     two = run(EMULATED, big, "--offload moments --ranks 2", env={"SIMT_DEVICES": 2}).out
     assert "5.80 GiB of state in host memory (2 ranks x 2.90 GiB), of which" in two

@@ -54,6 +54,7 @@ struct Shape {
     int gain;                      // scale of the initial matrices
     int big_head;                  // factor of the initial wte, for large logits
     int ignore, clip, muon, seed;  // ignore: whether some targets are ignored
+    int bf16_sums;                 // of gradients
 
     GPT2Config config() const { return {T + 1, V, L, NH, NH * HS}; }
     int micro_batches() const { return dp * accum; }  // per step
@@ -65,8 +66,9 @@ static std::string describe(const Shape& s) {
                   s.accum, s.tp, s.dp, s.zero) +
            format(
                "recompute %d sp %d chunks %d virtual %d bf16 %d master %d gain %d big_head %d ignore %d clip %d muon "
-               "%d",
-               s.recompute, s.sp, s.chunks, s.virt, s.bf16, s.master, s.gain, s.big_head, s.ignore, s.clip, s.muon);
+               "%d bf16_sums %d",
+               s.recompute, s.sp, s.chunks, s.virt, s.bf16, s.master, s.gain, s.big_head, s.ignore, s.clip, s.muon,
+               s.bf16_sums);
 }
 
 // The sizes are reduced until a step takes this many multiplications with a parameter, so that the sweep is short.
@@ -107,6 +109,7 @@ static Shape random_shape(int seed) {
         size = std::max(size * 2 / 3, &size == &s.HS ? 2 : 1);
         if (s.sp) s.T = round_up(s.T, s.tp);
     }
+    s.bf16_sums = s.bf16 && one_in(3);
     return s;
 }
 
@@ -201,8 +204,8 @@ struct Training {
         GradReducer& gradients = optimizer.gradients;
         const int dp = groups.dp.world_size, accum = shape.micro_batches() / dp;
         const int own = gradients.local_virtual_ranks(), micro_steps = accum / own;
-        const bool in_turns = model.shard_gradients;
-        gradients.begin_step();
+        const bool in_turns = model.sums_apart;
+        gradients.begin_step(step + 1);
         for (int number = 0; number < accum; number++) {
             const int v = in_turns ? number % own : number / micro_steps, i = in_turns ? 0 : number % micro_steps;
             const bool last = in_turns || i + 1 == micro_steps;
@@ -328,6 +331,7 @@ static Results train_in_layout(const Shape& shape, const Groups& groups) {
                                    .shards = shape.zero ? dp : 1,
                                    .shard_gradients = shape.zero >= 2,
                                    .shard_weights = shape.zero >= 3 && dp > 1,
+                                   .grad_accum = shape.bf16_sums ? Dtype::bf16 : Dtype::fp32,
                                    .muon = shape.muon == 1,
                                    .tensor = {groups.tp.shard_index, shape.tp},
                                    .sequence_parallel = shape.sp == 1};

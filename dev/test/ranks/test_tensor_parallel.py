@@ -4,7 +4,7 @@ for all layouts of ranks, and refused options. layouts.cpp compares more layouts
 import re
 
 import pytest
-from harness import ONE, close, emulated_gpus, ranks, train, train_command
+from harness import ONE, assert_same_run, close, emulated_gpus, ranks, train, train_command
 from mpi import ranks_refuse
 
 # The vocabulary is padded, and the tensor-parallel ranks have unequal parts of it.
@@ -49,6 +49,15 @@ def test_each_layout_continues_the_checkpoint_of_any_other(data, tmp_path):
     assert b'"transformer.wte.weight":{"dtype":"F32","shape":[301,64]' in header(ours / "model.safetensors")
     assert len(run.losses()) == 14
     assert_same_losses(run, one, 2e-5)
+
+
+# The ranks round what they all have alike, or else a checkpoint, which has it once, would change some of them.
+def test_a_resume_changes_no_bit_of_what_is_rounded_stochastically(data, tmp_path):
+    options = "--precision bf16 --master-weights off --grad-accum bf16 --checkpoint-every 7 --keep 0"
+    for name, parts in ("whole", [""]), ("parts", ["--stop-after 7", "--resume"]):
+        for part in parts:
+            in_layout(2, "--tensor-parallel 2", options, part, out=tmp_path / name, data=data)
+    assert_same_run(tmp_path / "whole", tmp_path / "parts", 14)
 
 
 @pytest.mark.parametrize("n, options, text", [

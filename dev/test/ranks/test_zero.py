@@ -21,8 +21,9 @@ def test_zero_3_has_the_bits_and_texts_of_zero_2(n, options, data, tmp_path):
     assert_same_run(one, train(OPTIONS, options, "--zero 3", out=tmp_path / "run", data=data, by=ranks(n)), 4)
 
 
-# With one micro-step for each virtual rank there is only one order of sums.
-@pytest.mark.parametrize("rule", ["adamw", "muon", "adamw --moments 8bit", "muon --moments bf16"])
+# With one micro-step for each virtual rank there is only one order of sums, and with bf16 always.
+@pytest.mark.parametrize("rule", ["adamw", "muon", "adamw --moments 8bit", "muon --moments bf16",
+                                  "adamw --grad-accum bf16 --global-batch 256", "muon --grad-accum bf16"])
 def test_each_stage_continues_with_the_bits_of_the_others(rule, data, tmp_path):
     options = f"{OPTIONS} --precision bf16 --global-batch 128 --steps 5 --checkpoint-every 1 --optimizer {rule}"
     whole = train(options, out=tmp_path / "whole", data=data)
@@ -39,9 +40,9 @@ def test_a_run_ends_with_an_update(data):
 
 
 @pytest.mark.parametrize("n, options", [
-    (2, "--zero 0"), (3, "--zero 3 --global-batch 192"), (2, "--zero 2 --deterministic-ranks 4"),
-    (4, "--zero 1 --grad-dtype bf16"), (4, "--zero 3 --grad-dtype bf16"), (4, "--zero 3 --optimizer muon"),
-    (2, "--zero 0 --optimizer muon"), (2, "--tensor-parallel 2 --recompute layer"),
+    (2, "--zero 0"), (2, "--zero 1 --grad-accum bf16 --grad-dtype bf16"), (3, "--zero 3 --global-batch 192"),
+    (2, "--zero 2 --deterministic-ranks 4"), (4, "--zero 1 --grad-dtype bf16"), (4, "--zero 3 --grad-dtype bf16"),
+    (4, "--zero 3 --optimizer muon"), (2, "--zero 0 --optimizer muon"), (2, "--tensor-parallel 2 --recompute layer"),
     (4, "--tensor-parallel 4 --precision fp32 --sequence-parallel"), (4, "--tensor-parallel 2 --zero 2"),
     (4, "--tensor-parallel 2 --zero 3 --sequence-parallel"), (4, "--tensor-parallel 2 --zero 1 --optimizer muon")])
 def test_ranks_send_the_bytes_of_plan(n, options, data, tmp_path):
@@ -59,7 +60,8 @@ GPU_OPTIONS = (OPTIONS + " --heads 1 --channels 32 --seq-len 16 --global-batch 6
 
 
 @pytest.mark.parametrize("model, order", [
-    ("--precision bf16", None), ("--precision fp32 --recompute layer", "deferred:3"), ("--precision bf16", "deferred")])
+    ("--precision bf16 --grad-accum bf16", None), ("--precision fp32 --recompute layer", "deferred:3"),
+    ("--precision bf16", "deferred")])
 def test_two_gpus_have_the_bits_of_one_in_any_order_of_streams(model, order, data, tmp_path):
     options = f"{GPU_OPTIONS} {model}"
     one = train(options, "--zero 2", out=tmp_path / "one", data=data, by=emulated_gpus(1))

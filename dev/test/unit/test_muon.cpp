@@ -174,7 +174,7 @@ TEST_CASE("a step of Muon agrees with its definition, and embeddings, norms and 
         init_weights(optimizer, 42);
         optimizer.weights_loaded();
         for (int step = 1; step <= 2; step++) {
-            optimizer.gradients.begin_step();
+            optimizer.gradients.begin_step(step);
             for (const ParamSpec& spec : param_table)
                 for (int l = 0; l < model.layout.layers(spec.id); l++) {
                     const Matrix grads =

@@ -70,9 +70,9 @@ static std::vector<MemoryItem> memory(Dtype dtype, int B, const MemoryOptions& o
 
 TEST_CASE_TEMPLATE("training allocates the memory of the plan", floatX, float, bf16) {
     device_reserve_scratch(1 << 25);  // all models of the process share it, and the plan counts it separately
-    for (const MemoryOptions& options :
-         {MemoryOptions{Recompute::none, 4}, MemoryOptions{Recompute::gelu, 4, false},
-          MemoryOptions{Recompute::layer, 4}, MemoryOptions{.fp8 = true}, MemoryOptions{.muon = true}}) {
+    for (const MemoryOptions& options : {MemoryOptions{Recompute::none, 4}, MemoryOptions{Recompute::gelu, 4, false},
+                                         MemoryOptions{Recompute::layer, 4}, MemoryOptions{.fp8 = true},
+                                         MemoryOptions{.muon = true}, MemoryOptions{.grad_accum = Dtype::bf16}}) {
         if (options.fp8 && dtype_of<floatX> == Dtype::fp32) continue;
         const int64_t before = device_bytes_allocated();
         GPT2<floatX> model(config, Purpose::train, 2, 32, options);
@@ -113,7 +113,8 @@ TEST_CASE("a plan that does not fit names the options that would make it fit, an
     const auto bytes = [](int B, const std::vector<const char*>& options, int ranks = 1) {
         return device_bytes(memory(Dtype::bf16, B, memory_options_of(train(options), ranks), ranks));
     };
-    const char *layer = "--recompute=layer", *masters = "--master-weights=off", *codes = "--moments=8bit";
+    const char *layer = "--recompute=layer", *masters = "--master-weights=off", *codes = "--moments=8bit",
+               *sums = "--grad-accum=bf16";
     struct {
         int B, ranks;
         std::vector<const char*> options;
@@ -134,11 +135,11 @@ TEST_CASE("a plan that does not fit names the options that would make it fit, an
         {4,
          1,
          {layer},
-         bytes(1, {layer, masters, codes}) - 1,
-         " are needed with --micro-batch auto --moments 8bit --master-weights off; a smaller model fits: try PROGRAM "
-         "--micro-batch auto --layers 4 --heads 1 --channels 32"},
-        {1, 2, {layer, masters, codes}, 1000, " are needed with --zero 3; try a smaller model, or more machines"},
-        {1, 2, {layer, masters, codes, "--zero=3"}, 1000, " are needed; try a smaller model, or more machines"},
+         bytes(1, {layer, masters, codes, sums}) - 1,
+         " are needed with --micro-batch auto --moments 8bit --master-weights off --grad-accum bf16; a smaller model "
+         "fits: try PROGRAM --micro-batch auto --layers 4 --heads 1 --channels 32"},
+        {1, 2, {layer, masters, codes, sums}, 1000, " are needed with --zero 3; try a smaller model, or more machines"},
+        {1, 2, {layer, masters, codes, sums, "--zero=3"}, 1000, " are needed; try a smaller model, or more machines"},
     };
     for (const auto& row : rows) {
         Options options = train(row.options);
@@ -160,7 +161,7 @@ TEST_CASE("the cheapest set that fits has no option that it does not need") {
     CHECK(text(plenty) == "");
     CHECK(text(bytes({.recompute = Recompute::gelu})) == " --recompute gelu");
     CHECK(text(bytes({.moments = MomentDtype::block8})) == " --moments 8bit");
-    CHECK(text(0) == " --recompute layer --moments 8bit --master-weights off");
+    CHECK(text(0) == " --recompute layer --moments 8bit --master-weights off --grad-accum bf16");
 }
 
 TEST_CASE("a model that never fits has a smaller one in its place: d36 to d12, or fewer heads and layers") {
