@@ -167,8 +167,7 @@ Json parse_json(const std::string& text, const std::string& where, const char* i
     return parse(text, where, if_cut_short, {});
 }
 
-// The position of the last quote of the string that starts at `begin`, or of a line end before it.
-static size_t string_end(std::string_view text, size_t begin) {
+size_t json_string_end(std::string_view text, size_t begin) {
     for (size_t i = begin + 1;; i += 2) {  // a backslash and the byte after it
         i = text.find_first_of("\"\\\n", i);
         if (i == text.npos || text[i] != '\\') return i;
@@ -181,7 +180,7 @@ size_t json_object_end(std::string_view text, size_t begin) {
         i = text.find_first_of("\"{}", i);
         if (i == text.npos) return text.npos;
         if (text[i] == '"') {
-            i = string_end(text, i);
+            i = json_string_end(text, i);
             if (i == text.npos || text[i] == '\n') return i;
         } else {
             depth += text[i] == '{' ? 1 : -1;
@@ -209,7 +208,7 @@ static bool is_odd_number(const std::string& word) {
 static std::string with_standard_values(std::string text, bool any_text, std::vector<std::string>& words) {
     for (size_t i = 0, end; i < text.size(); i = end) {
         const bool quoted = text[i] == '"';
-        end = quoted ? string_end(text, i) + 1 : text.find_first_of("\" \t\r\n:,[]{}", i);
+        end = quoted ? json_string_end(text, i) + 1 : text.find_first_of("\" \t\r\n:,[]{}", i);
         end = std::min(std::max(end, i + 1), text.size());
         const std::string word = text.substr(i, end - i);
         const size_t size = word.size(), next = text.find_first_not_of(" \t\r\n", end);

@@ -76,6 +76,8 @@ Json parse_python_json(const std::string& text, const std::string& where, const 
                        bool any_text = false);
 Json parse_python_object(const std::string& text, const std::string& where);
 
+// The position of the last quote of the string that starts at `begin`, or of a line end before it; npos: neither.
+size_t json_string_end(std::string_view text, size_t begin);
 // The end of the object that starts at `begin`: after its last brace, or at a line end inside a string, where every
 // reader of JSON stops. npos: the text ends before that.
 size_t json_object_end(std::string_view text, size_t begin);

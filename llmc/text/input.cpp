@@ -234,27 +234,24 @@ static std::string why_refused(const TextFile& file, std::string_view start) {
                   with_commas(int64_t(zero) + 1).c_str());
 }
 
-static bool is_object(const std::string& text) try {
-    return parse_python_json(text, "", "", true).type == Json::object;
-} catch (const Error&) {
-    return false;
+// Whether a text that begins with { goes on like an object: with } or with a key.
+static bool is_object(std::string_view text) {
+    const size_t next = text.find_first_not_of(BLANK, 1);
+    if (next == text.npos || text[next] != '"') return next != text.npos && text[next] == '}';
+    const size_t end = std::min(json_string_end(text, next), text.size() - 1);
+    const size_t colon = text.find_first_not_of(BLANK, end + 1);
+    return colon != text.npos && text[colon] == ':';
 }
 
 // Whether the text begins with JSON, and of which format. named: it is JSON by its name.
 static Format json_format(std::string_view start, bool named) {
-    const size_t first = std::min(start.find_first_not_of(BLANK), start.size());
-    start.remove_prefix(first);
-    const auto begins = [&](char c, const char* then) {
-        const size_t next = start.find_first_not_of(BLANK, 1);
-        return start.starts_with(c) && (named || (next != start.npos && strchr(then, start[next])));
-    };
-    if (begins('[', "{")) return Format::json;
-    if (!begins('{', "\"}")) return named ? Format::json_lines : Format::text;
-    const size_t line_end = start.find('\n');
-    const std::string_view line = start.substr(0, line_end);
-    if (strchr("{[,:", line[line.find_last_not_of(BLANK)])) return Format::json;  // the object goes on in the next line
-    const bool whole = line_end != start.npos || int64_t(first + start.size()) < INSPECTED;
-    return named || !whole || is_object(std::string(line)) ? Format::json_lines : Format::text;
+    start.remove_prefix(std::min(start.find_first_not_of(BLANK), start.size()));
+    const size_t next = start.find_first_not_of(BLANK, 1);
+    if (start.starts_with('[') && (named || (next != start.npos && start[next] == '{'))) return Format::json;
+    if (!start.starts_with('{') || !(named || is_object(start))) return named ? Format::json_lines : Format::text;
+    const std::string_view line = start.substr(0, start.find('\n'));
+    // The object may go on in the next line.
+    return strchr("{[,:", line[line.find_last_not_of(BLANK)]) ? Format::json : Format::json_lines;
 }
 
 // Whether the first object, if `start` has all of it, has a text or null under the key. Texts and numbers alone have

@@ -141,7 +141,7 @@ static size_t list_documents(CorpusReader& reader, Chunk& chunk, bool at_end) {
             if (!at_end || begin == text.size()) return begin;
             end = next = text.size();
         }
-        if (text.find_first_not_of(BLANK, begin) < end) {
+        if (text.substr(begin, end - begin).find_first_not_of(BLANK) != text.npos) {
             const bool val = begin_document(reader);
             chunk.documents.push_back({begin, end, reader.lines + 1, true, val});
         }

@@ -72,6 +72,24 @@ TEST_CASE("files become documents after <|endoftext|>, in the order of names") {
     }
 }
 
+TEST_CASE("a file without a name of text is JSON if it begins with an object that has a key or is empty") {
+    for (const char* text : {"{\"text\": x", "{}", "{\n \"a\":"}) {
+        TokenizeRun run(Files{{"a", text}});
+        CHECK(open_input(run.folder / "in/a", Wanted::documents, "text").format != Format::text);
+    }
+    for (const char* text : {"{'text': 'x'}", "{\"a\"}", "{\"a", "{", "{name}", "x {\"text\": \"y\"}", "[\"x\"]"}) {
+        TokenizeRun run(Files{{"a", text}});
+        CHECK(open_input(run.folder / "in/a", Wanted::documents, "text").format == Format::text);
+    }
+}
+
+// A quadratic algorithm would take minutes.
+TEST_CASE("a million blank lines are read in linear time") {
+    TokenizeRun run(Files{{"a.txt", "a" + std::string(1 << 20, '\n') + "b"}});
+    run.options.split = SplitAt::lines;
+    CHECK(run.train() == documents({"a", "b"}));
+}
+
 TEST_CASE("the tokenizer is in the folder of the shards; a file is read once, whatever names it has, itself not") {
     TokenizeRun run(Files{{"a.txt", "a"}, {"c.dat", "c"}, {"z/d.dat", "d"}});
     const std::string folder = run.options.output = run.folder / "in";
