@@ -189,14 +189,13 @@ static const AddedToken* added_token_at(const Tokenizer& tokenizer, std::string_
 }
 
 // Calls f(part, token) for the parts of the text, in order: text without added tokens (null), and each of them;
-// special: special ones, too. As Hugging Face does, it continues the search behind the token, not behind the white
-// space that the token takes. A token with lstrip is not there if the one before it has taken all of it.
+// special: special ones, too. As Hugging Face does, it continues the search behind the token, also behind a special one
+// that stays text, not behind the white space that the token takes. A token with lstrip is not there if the one before
+// it has taken all of it.
 template <class F>
 static void for_each_part(const Tokenizer& tokenizer, std::string_view text, bool special, const F& f,
                           bool normalized = false) {
-    const auto wanted = [=](const AddedToken& token) {
-        return token.normalized == normalized && (special || !token.special);
-    };
+    const auto wanted = [=](const AddedToken& token) { return token.normalized == normalized; };
     std::string first_bytes;
     for (const AddedToken& token : tokenizer.added)
         if (wanted(token)) first_bytes += token.content.substr(0, 1);
@@ -214,7 +213,7 @@ static void for_each_part(const Tokenizer& tokenizer, std::string_view text, boo
         const AddedToken* token = added_token_at(tokenizer, text.substr(at), wanted);
         size_t begin = at, end = at + (token ? token->content.size() : 1);
         at = end;
-        if (!token) continue;
+        if (!token || (token->special && !special)) continue;
         for (; token->lstrip && begin > done; begin -= size_t(char_before(text.data(), text.data() + begin).bytes))
             if (char_before(text.data(), text.data() + begin).type != WHITE) break;
         for (; token->rstrip && end < text.size(); end += size_t(char_at(text.data() + end, text_end).bytes))

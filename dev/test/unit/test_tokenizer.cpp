@@ -189,10 +189,15 @@ TEST_CASE("added tokens stand for themselves in a prompt, the longest first, and
     count_special(tokenizer, "new<a> renewed<a><b>", counts);
     CHECK(counts == std::map<int, int64_t>{{A, 1}, {AB, 1}});
     CHECK(encode(tokenizer, "new<a>") == with_text({N, "<a>"}));  // special ones stay text
+    std::vector<int> whole = encode(tokenizer, "<a>");
+    tokenizer.added.push_back({W + 1, "<a", false});
+    tokenizer.tokens.push_back("<a");
+    whole.push_back(W + 1);
+    CHECK(encode(tokenizer, "<a><a") == whole);  // as a whole
     tokenizer.rows = N;
     CHECK(refusal([&] { encode(tokenizer, "a new"); }) ==
           format("65 the text has \"new\", token %d, but the model has only %d; train with --vocab-size %d", N, N,
-                 N + 2));
+                 N + 3));
 }
 
 TEST_CASE("text split at the tokenizer's last_safe_cut has the tokens of the whole, wherever added tokens are") {
