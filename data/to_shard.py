@@ -135,7 +135,7 @@ def bare_type(file, size, vocab_size):
         return "Q"
     if size % 4 == 0 and (upper == 0 and any(words) or upper < 16 and vocab_size > 65536):
         return "I"
-    if upper < 16 and size >= 4:
+    if size >= 4 and (upper < 16 or not any(words[::2])):  # the latter: of 4 bytes in big-endian order?
         sys.exit(f"{file.name}: may have tokens of 2 or of 4 bytes; give --dtype uint16 or --dtype uint32")
     return "I" if vocab_size > 65536 else "H"
 

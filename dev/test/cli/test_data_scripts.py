@@ -300,6 +300,7 @@ def npy(kind, *tokens):
         (b"SQLite format 3\0", "an SQLite database"), (b"%PDF-1.4\n", "a PDF document"),
         (b"\x89PNG\r\n\x1a\n", "a PNG picture"), (b"\xff\xd8\xff\xe0", "a JPEG picture")])],
     *[(f"{n}.pkl", pickle.dumps([1, 2], n), "is a Python pickle, not tokens") for n in range(2, 6)],
+    ("big-endian.bin", struct.pack(">3I", 1, 2, 3), "may have tokens of 2 or of 4 bytes"),
     ("signed.npy", npy("<i8", 5, -1), "has tokens -1 to 5, which are not all in a vocabulary of 65536"),
     ("large.npy", npy("<i8", 1, 1 << 32), "has tokens 1 to 4294967296, which are not all"),
     ("float.npy", npy("<f8", 0, 0), "is an array (2,) of <f8"),
