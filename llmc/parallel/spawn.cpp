@@ -146,7 +146,7 @@ static int supervise(std::vector<pid_t> processes, bool mpirun, const sigset_t& 
     bool waits = mpirun;
     double first_signal = 0.0;
     for (size_t running = processes.size(); running > 0;) {
-        int number = 0, status = 0;
+        int number = 0;
         sigwait(&signals, &number);
         if (number == SIGALRM) signal_all(SIGKILL);
         if (number == SIGURG && std::exchange(waits, false) && sent) signal_all(sent);
@@ -164,10 +164,17 @@ static int supervise(std::vector<pid_t> processes, bool mpirun, const sigset_t& 
             sent = replace ? SIGUSR1 : number;
             if (!waits) signal_all(sent);
         }
+        std::vector<std::pair<size_t, int>> ended;
         for (size_t i = 0; i < processes.size(); i++) {
+            int status = 0;
             if (processes[i] == 0 || waitpid(processes[i], &status, WNOHANG) <= 0) continue;
+            ended.emplace_back(i, status);
             processes[i] = 0;
-            running--;
+        }
+        running -= ended.size();
+        // The end of a rank by a signal is the cause of errors of others, which may have ended, too.
+        std::ranges::stable_partition(ended, [](const auto& end) { return WIFSIGNALED(end.second); });
+        for (const auto& [i, status] : ended) {
             int code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
             if (replaced && code == 128 + SIGUSR1) code = 128 + replaced;
             if (code == 0 || (exit_code != 0 && exit_code != EXIT_PREEMPTED)) continue;

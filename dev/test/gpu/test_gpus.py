@@ -84,7 +84,10 @@ def test_ctrl_c_on_a_terminal_ends_all_ranks_after_a_checkpoint(data, tmp_path):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_rank_ends_all_and_the_error_names_it(endless, rank):
     process, ranks, _ = endless
+    process.signal(signal.SIGSTOP)  # it looks when the other one has ended, too
     os.kill(ranks[rank], signal.SIGKILL)
+    wait_until(lambda: not any(map(runs, ranks)), "the end of the ranks")
+    process.signal(signal.SIGCONT)
     assert process.wait() == 137
     assert f"error: rank {rank} was ended by signal 9 (Killed)\n" in process.output
     assert not any(map(runs, ranks))
