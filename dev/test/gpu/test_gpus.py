@@ -86,7 +86,8 @@ def test_a_killed_rank_ends_all_and_the_error_names_it(endless, rank):
     process, ranks, _ = endless
     process.signal(signal.SIGSTOP)  # it looks when the other one has ended, too
     os.kill(ranks[rank], signal.SIGKILL)
-    wait_until(lambda: not any(map(runs, ranks)), "the end of the ranks")
+    wait_until(lambda: all(len(os.listdir(f"/proc/{pid}/task")) == 1 and not runs(pid) for pid in ranks),
+               "the end of the ranks and their threads")
     process.signal(signal.SIGCONT)
     assert process.wait() == 137
     assert f"error: rank {rank} was ended by signal 9 (Killed)\n" in process.output
