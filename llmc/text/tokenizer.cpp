@@ -195,6 +195,7 @@ static const AddedToken* added_token_at(const Tokenizer& tokenizer, std::string_
 template <class F>
 static void for_each_part(const Tokenizer& tokenizer, std::string_view text, bool special, const F& f,
                           bool normalized = false) {
+    if (!special && std::ranges::all_of(tokenizer.added, &AddedToken::special)) return f(text, nullptr);  // only text
     const auto wanted = [=](const AddedToken& token) { return token.normalized == normalized; };
     std::string first_bytes;
     for (const AddedToken& token : tokenizer.added)
