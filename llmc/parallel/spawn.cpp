@@ -173,7 +173,7 @@ static int supervise(std::vector<pid_t> processes, bool mpirun, const sigset_t& 
         }
         running -= ended.size();
         // The end of a rank by a signal is the cause of errors of others, which may have ended, too.
-        std::ranges::stable_partition(ended, [](const auto& end) { return WIFSIGNALED(end.second); });
+        std::stable_partition(ended.begin(), ended.end(), [](const auto& end) { return WIFSIGNALED(end.second); });
         for (const auto& [i, status] : ended) {
             int code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
             if (replaced && code == 128 + SIGUSR1) code = 128 + replaced;
