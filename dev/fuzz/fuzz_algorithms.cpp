@@ -1,7 +1,7 @@
 // sources: llmc/cuda/autotune.cpp llmc/base/common.cpp
 //
-// fuzz_algorithms.cpp: reads any bytes as the file that keeps the algorithms chosen by --autotune. Choices that are
-// read must read back the same, the file's and those of a matmul.
+// fuzz_algorithms.cpp: reads any bytes as the file that keeps the algorithms chosen by --autotune. What it has read,
+// the whole file and the choice for one matmul, must be equal after it is written and read again.
 #include "cuda/autotune.h"
 #include "fuzz.h"
 

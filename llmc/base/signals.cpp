@@ -15,7 +15,8 @@ bool is_ignored(int number) {
 }
 
 bool is_second_request(int number, double first) {
-    const bool repeats = number == SIGXCPU || (number == SIGTERM && getenv("SLURM_JOB_ID"));  // getenv only reads
+    // A signal handler may call getenv here: nothing changes the environment then.
+    const bool repeats = number == SIGXCPU || (number == SIGTERM && getenv("SLURM_JOB_ID"));
     return !repeats && seconds_now() - first >= 1.0;
 }
 

@@ -9,8 +9,8 @@ constexpr int STOP_SIGNALS[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGXC
 bool is_ignored(int number);
 
 // Returns whether a signal now is another request to stop than the one at the time `first`: a terminal and a launcher
-// may both pass on one Ctrl-C, and SIGXCPU comes again each second. A job of Slurm gets SIGTERM when its time is up,
-// also after an earlier notice, and has KillWait from then on.
+// may both pass on one Ctrl-C, and SIGXCPU comes again each second. Slurm sends SIGTERM when a job's time is up, even
+// if it has sent another signal before, and kills the job only KillWait seconds (30) later.
 bool is_second_request(int number, double first);
 
 // Ends the process by this signal. A signal handler may call it, or be it.

@@ -155,7 +155,7 @@ static int supervise(std::vector<pid_t> processes, bool mpirun, const sigset_t& 
                 first_signal = seconds_now();
             } else if (is_second_request(number, first_signal)) {
                 waits = false;
-                alarm(SECONDS_TO_END);  // ranks that hang are killed then
+                alarm(SECONDS_TO_END);  // SIGALRM then kills ranks that hang
             } else {
                 continue;
             }

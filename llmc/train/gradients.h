@@ -84,7 +84,7 @@ struct GradReducer {
     std::vector<Comm::Ticket> tickets;  // one per bucket
     DeviceBuffer<float> over_rows;      // gradients to be summed over rows, with sequence parallelism
     DeviceBuffer<float> shard;          // (layout.total / shards) with ZeRO-2: this rank's shard of the sums
-    DeviceBuffer<bf16> rounded_shard;   // in place of it with --grad-accum bf16
+    DeviceBuffer<bf16> rounded_shard;   // takes the place of `shard` with --grad-accum bf16
     std::vector<bool> reduced;          // flags of buckets that are not yet added to the shard, with sums_apart
     std::vector<int> additions;         // to the shard of each bucket, in this step
 

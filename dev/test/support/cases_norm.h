@@ -55,8 +55,8 @@ void accumulated_gradients(const Backend& backend, std::initializer_list<int64_t
     }
 }
 
-// Each addition is rounded as round_randomly says, by the bits of its element, addition, step and seed, however the
-// buffer is cut; and the mean over many additions' bits is the exact sum.
+// round_randomly rounds each addition. Its random bits depend on the element, the addition, the step and the seed, and
+// not on where the buffer is cut. The mean over many of these bits is the exact sum.
 template <class Backend>
 void rounded_sums(const Backend& backend, int64_t count, int64_t cut) {
     const auto add = [&](Tensor<bf16>& sum, const Tensor<float>& x, int64_t begin, uint64_t seed, int addition) {

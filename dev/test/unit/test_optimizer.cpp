@@ -1,5 +1,5 @@
-// test_optimizer.cpp: tests that a step with a gradient that is not finite never changes the weights, what the steps
-// after it do, that loaded moments do not depend on the gradients, and steps of gradients that are summed in bf16.
+// test_optimizer.cpp: tests that a step with a gradient that is not finite never changes the weights, the steps after
+// such a step, loaded moments, which do not depend on the gradients, and steps whose gradients are summed in bf16.
 #include "train/optimizer.h"
 
 #include <algorithm>
