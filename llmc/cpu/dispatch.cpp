@@ -177,9 +177,11 @@ void adamw(floatX* weight, float* master, Moment m, Moment v, const float* grad,
 template <class floatX>
 double measure_peak_flops() {
     const auto run = unit_operations<floatX>().run_microkernel;
+    alignas(64) static floatX x[MICROKERNEL_BYTES / sizeof(floatX)];  // not on a stack, which may be small
+    for (int i = 0; i < int(std::size(x)); i++) x[i] = floatX(float(i * 37 % 101) - 50.5f);  // zeros are faster
     double flops = 0.0;
 #pragma omp parallel reduction(+ : flops)
-    flops = peak_of(run);
+    flops = peak_of([&] { return run(x); });
     return flops * std::min(1.0, cores_available() / openmp_threads());  // threads of a core measure its full rate each
 }
 template double measure_peak_flops<float>();

@@ -24,6 +24,8 @@ namespace cpu {
 #define EACH_OPERATION(OP) EACH_DEFINED(OP) OP(head_bytes) OP(head_targets) OP(head_forward) OP(head_backward)
 // clang-format on
 
+inline constexpr int MICROKERNEL_BYTES = 72 << 10;  // the operands of run_microkernel, or more
+
 // The operations of a variant for one element type; null: the variant lacks it.
 template <class floatX>
 struct Operations {
@@ -32,8 +34,8 @@ struct Operations {
     void (*column_sums)(float* sums, const floatX* x, int N, int columns, bool accumulate) = nullptr;
     int64_t (*matmul_scratch_bytes)(int N, int IC, int OC) = nullptr;
     decltype(&cpu::scratch_bytes<floatX>) scratch_bytes = nullptr;  // scratch of all but the matmuls
-    double (*run_microkernel)() = nullptr;  // runs the matmul's microkernel on operands in the caches; returns the FLOP
-    decltype(&cpu::packed_bytes<floatX>) packed_bytes = nullptr;  // matrix units only
+    double (*run_microkernel)(const void* operands) = nullptr;      // the matmul's, in the caches; returns the FLOP
+    decltype(&cpu::packed_bytes<floatX>) packed_bytes = nullptr;    // matrix units only
     decltype(&cpu::pack_weight<floatX>) pack_weight = nullptr;
 #define FIELD(op) decltype(&cpu::op<floatX>) op = nullptr;
     EACH_OPERATION(FIELD)

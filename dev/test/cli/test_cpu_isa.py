@@ -42,7 +42,7 @@ def test_training_uses_an_instruction_set_that_the_machine_has_and_refuses_other
     for precision in ("fp32", "bf16"):
         out = Run(tmp_path / precision)
         command = train_command(MODEL, "--precision", precision, out=out, data=data, val=False)
-        printed = run(command, env={"CPU_ISA": isa, "OMP_NUM_THREADS": 2}).out
+        printed = run(command, env={"CPU_ISA": isa, "OMP_NUM_THREADS": 2, "OMP_STACKSIZE": "64K"}).out
         first = out.lines("run")[0]
         assert (first["cpu_isa"], first["precision"], first["threads"]) == (isa, precision, 2)
         peak = f"{first['peak_flops'] / 1e12:.3g} TFLOP/s in {precision}, measured at start"
