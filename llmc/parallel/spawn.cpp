@@ -17,6 +17,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <utility>
@@ -24,6 +25,7 @@
 
 #include "base/common.h"
 #include "base/device.h"
+#include "base/files.h"
 #include "base/print.h"
 #include "base/signals.h"
 #include "parallel/comm.h"
@@ -80,8 +82,8 @@ static void block_in_mpirun() {
 static void become_mpirun(int count, char** argv) {
     const std::string number = std::to_string(count);
     std::vector<const char*> words = {"mpirun", "-np", number.c_str()};
-    for (char** word = argv; *word; word++) words.push_back(*word);
-    words.push_back(nullptr);
+    do words.push_back(*argv);
+    while (*argv++);
     // Variables of Open MPI 4 and 5: ranks are not bound to cores, may be more than the cores, stay on this machine if
     // a scheduler has granted several, and exchange data by shared memory. Without a remote shell, no ssh is needed.
     for (const auto& [name, value] : {std::pair("OMPI_MCA_hwloc_base_binding_policy", "none"),
@@ -126,10 +128,8 @@ static sigset_t block_signals() {
     sigemptyset(&signals);
     for (const int number : STOP_SIGNALS)
         if (!is_ignored(number)) sigaddset(&signals, number);
-    for (int number : {SIGCHLD, SIGALRM, SIGURG}) {
-        signal(number, [](int) {});  // an ignored SIGCHLD would not arrive
-        sigaddset(&signals, number);
-    }
+    for (int number : {SIGCHLD, SIGALRM, SIGURG})
+        signal(number, [](int) {}), sigaddset(&signals, number);  // an ignored SIGCHLD would not arrive
     sigprocmask(SIG_BLOCK, &signals, nullptr);
     return signals;
 }
@@ -214,6 +214,19 @@ static int count_ranks(int ranks) {
     return count;
 }
 
+// Refuses a folder for temporary files in which mpirun can make none: its own messages do not name it.
+static void check_temporary_folder() {
+    const char* folder = "/tmp";
+    for (const char* name : {"TMP", "TEMP", "TMPDIR", "OMPI_MCA_orte_tmpdir_base", "PRTE_MCA_prte_tmpdir_base"})
+        if (const char* value = getenv(name)) folder = value;
+    std::error_code ignored;
+    std::filesystem::create_directories(folder, ignored);  // as mpirun does
+    std::string path = std::string(folder) + "/train_gpt2_XXXXXX";
+    if (!mkdtemp(path.data()))
+        fail_errno(EXIT_CANNOT_CREATE, folder, "hold mpirun's files, for which TMPDIR may name another folder");
+    rmdir(path.c_str());
+}
+
 int spawn_ranks(int ranks, char** argv, bool reads_stdin) {
     // Ranks cannot read the terminal, as a process group in the background. mpirun also reads what no rank asks for.
     const int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
@@ -221,5 +234,6 @@ int spawn_ranks(int ranks, char** argv, bool reads_stdin) {
     const sigset_t signals = block_signals();  // before a driver of the device starts threads
     const int count = count_ranks(ranks);
     if (!device_memory_is_host()) return spawn_processes(count, argv);
+    check_temporary_folder();
     return supervise({start(0, signals, [&] { become_mpirun(count, argv); })}, true, signals);
 }

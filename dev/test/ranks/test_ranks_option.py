@@ -168,12 +168,13 @@ def test_a_killed_parent_leaves_no_process_and_no_step_is_lost(job, tmp_path):
     assert (tmp_path / "run/latest").exists()
 
 
-@pytest.mark.parametrize("text, options, env", [
-    ("--zero 9", "--ranks 2 --zero 9", {}),
-    ("mpirun has started 2", "--ranks 4", {"OMPI_COMM_WORLD_RANK": 0, "OMPI_COMM_WORLD_SIZE": 2,
-                                           "OMPI_COMM_WORLD_LOCAL_RANK": 0, "OMPI_COMM_WORLD_LOCAL_SIZE": 2}),
-    ("this program is for the CPU: give a number of ranks", "--ranks all", {}),
-    ("--ranks 2 needs mpirun: No such file", "--ranks 2", {"PATH": "/nowhere"})])
-def test_refused_starts_print_one_error_and_write_nothing(text, options, env, data, tmp_path):
-    refused(2, text, train_command(options, out=tmp_path / "never", data=data), env=env)
+@pytest.mark.parametrize("code, text, options, env", [
+    (2, "--zero 9", "--ranks 2 --zero 9", {}),
+    (2, "mpirun has started 2", "--ranks 4", {"OMPI_COMM_WORLD_RANK": 0, "OMPI_COMM_WORLD_SIZE": 2,
+                                              "OMPI_COMM_WORLD_LOCAL_RANK": 0, "OMPI_COMM_WORLD_LOCAL_SIZE": 2}),
+    (2, "this program is for the CPU: give a number of ranks", "--ranks all", {}),
+    (2, "--ranks 2 needs mpirun: No such file", "--ranks 2", {"PATH": "/nowhere"}),
+    (73, "/proc/a: cannot hold mpirun's files, for which", "--ranks 2", {"TMPDIR": "/proc/a"})])
+def test_refused_starts_print_one_error_and_write_nothing(code, text, options, env, data, tmp_path):
+    refused(code, text, train_command(options, out=tmp_path / "never", data=data), env=env)
     assert not (tmp_path / "never/log.jsonl").exists()
