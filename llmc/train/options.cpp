@@ -118,8 +118,7 @@ static T number(const std::string& name, const std::string& text) {
         char* stop = nullptr;
         if (text.find_first_not_of("+-.0123456789eE") == text.npos) value = strtod(begin, &stop);
         ENSURE(stop == end && !text.empty(), "%s: '%s' is not a number", name.c_str(), text.c_str());
-        const std::string digits = text.substr(0, text.find_first_of("eE"));
-        const bool is_zero = digits.find_first_of("123456789") == text.npos;
+        const bool is_zero = text.substr(0, text.find_first_of("eE")).find_first_of("123456789") == text.npos;
         // Most values become floats.
         ENSURE(is_zero || (std::isfinite(value) && std::fabs(value) >= FLT_MIN), "%s: %s is too %s", name.c_str(),
                text.c_str(), std::isinf(value) ? "large" : "small");
@@ -244,10 +243,8 @@ void Parser::read_text(const std::string& path, const std::string& text, bool sa
     std::string directory, taken, kept;
     std::set<std::string> found;
     for (Declared& d : all) d.from_run |= saved && !d.is_set();
-    auto items = parse_toml(text, path);
-    for (auto& [name, value] : items)  // saved by version 0.3.0
-        if (saved && name == "cudnn") name = "attention", value = value == "off" ? "mma" : "auto";
-    for (const auto& [name, value] : items) {
+    for (auto& [name, value] : parse_toml(text, path)) {
+        if (saved && name == "cudnn") name = "attention", value = value == "off" ? "mma" : "auto";  // version 0.3.0
         if (!found.insert(name).second)
             fail(EXIT_BAD_DATA, "%s: %s is there twice", path.c_str(), printable(name).c_str());
         if (name == "config")
@@ -284,14 +281,18 @@ void Parser::read_saved() {
     const std::string here = o.output == "." ? current_directory() : o.output;
     const std::string run = parent_directory(here), name = here.substr(here.rfind('/') + 1);
     if (name.starts_with("step_") && path_exists(run + "/run.toml")) {
+        std::string newest = "not saved yet";
+        for (const std::string& entry : list_directory(run))
+            if (entry.starts_with("step_") && !entry.ends_with(".tmp")) newest = entry;
+        if (!is_directory(here))
+            fail(EXIT_NO_INPUT, "%s: there is no such checkpoint; the newest is %s", here.c_str(), newest.c_str());
         o.taken.push_back(here + " is a checkpoint of a run, which continues from its newest one");
         o.output = run;
     }
     const std::string path = o.output + "/run.toml";
     if (path_exists(path)) return read_text(path, read_file(path, 1 << 20), true);
     ENSURE(o.command == Command::plan || !o.train_data.empty(),
-           "--train-data is missing, and %s, from which --resume takes options, does not exist: give the --output of a "
-           "run, or all options",
+           "--train-data is missing, and so is %s, which --resume reads: give the --output of a run, or all options",
            path.c_str());
 }
 
@@ -333,7 +334,7 @@ void Parser::read_command_line(int argc, const char* const* argv) {
     } catch (const CLI::ParseError& error) {
         fail(EXIT_USAGE, "%s (see --help)", error.what());
     }
-    if (!o.answer.empty()) return;
+    if (!o.answer.empty()) return void(o.command = Command::help);
     for (const std::string& extra : app.remaining()) {
         ENSURE(extra.size() < 2 || extra[0] != '-', "%s",
                unknown_option(extra.substr(0, extra.find('=')), known).c_str());
@@ -367,10 +368,7 @@ Options parse_options(int argc, const char* const* argv) {
     parser.app.name(message_text(program.substr(program.rfind('/') + 1)));
     const int skip = std::min(argc, first == command_names[int(o.command)] ? 2 : 1);
     parser.read_command_line(argc - skip, argv + skip);
-    if (!o.answer.empty()) {
-        o.command = Command::help;
-        return o;
-    }
+    if (o.command == Command::help) return o;
     if (!o.config.empty()) parser.read_text(o.config, read_file(o.config, 1 << 20, true), false);
     while (o.output.size() > 1 && (o.output.ends_with('/') || o.output.ends_with("/.")))
         o.output.pop_back();  // as shells complete it

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from harness import PROGRAM, TINY, Run, close, execute, run, train, train_command
+from harness import PROGRAM, TINY, Run, close, execute, refused, run, train, train_command
 
 
 def test_the_loss_falls(trained):
@@ -38,6 +38,8 @@ def test_resume_takes_the_run_of_a_checkpoint(tmp_path, data):
         assert f"{out}/step_000002 is a checkpoint of a run, which continues from its newest one" in said
     run(PROGRAM, "--resume --steps 5 --output .", cwd=out / "step_000004")
     assert out.latest() == "step_000005"
+    refused(66, f"step_000009: there is no such checkpoint; the newest is step_000005", PROGRAM,
+            f"--resume --steps 9 --output {out}/step_000009")
 
 
 def test_init_starts_from_the_weights_which_lr_0_leaves_as_they_are(trained, tmp_path, data):
