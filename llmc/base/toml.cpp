@@ -60,10 +60,11 @@ std::vector<std::pair<std::string, std::string>> parse_toml(const std::string& t
     for (int number = 1; std::getline(lines, line); number++) {
         line = trimmed(line);
         if (line.empty() || line[0] == '#') continue;
-        const size_t equals = std::min(line.find('='), line.size() - 1);
-        const std::string value = trimmed(line.substr(equals + 1));
-        items.emplace_back(trimmed(line.substr(0, equals)),
-                           take_value(value, format("%s, line %d", path.c_str(), number)));
+        const std::string where = format("%s, line %d", path.c_str(), number);
+        const bool quoted = line[0] == '"' || line[0] == '\'';
+        const std::string name = quoted ? take_text(line, where) : line.substr(0, line.find('='));
+        if (!quoted) line.erase(0, name.size());
+        items.emplace_back(trimmed(name), take_value(line.starts_with('=') ? trimmed(line.substr(1)) : "", where));
     }
     return items;
 }

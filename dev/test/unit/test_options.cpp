@@ -321,7 +321,8 @@ TEST_CASE("the command line comes before --config, and --config before run.toml"
     const Options o = resumed(out, {"--config", (out / "more.toml").c_str(), "--lr", "0.3"});
     CHECK((o.lr == 0.3 && o.steps == 1000 && o.seed == 7 && o.sample_prompt == "a # é\n"));
     CHECK(changed_options(o) == "--steps 1000 (was 5), --lr 0.3 (was 0.1)");
-    for (const char* line : {"steps = 7", "# comment\nsteps = 7"}) {  // after a byte order mark
+    for (const char* line :
+         {"steps = 7", "# comment\nsteps = 7", "\"step\\u0073\" = 7", "'steps'=7"}) {  // after a byte order mark
         write_bytes(out / "more.toml", "\xef\xbb\xbf" + std::string(line));
         CHECK(train({"--config", (out / "more.toml").c_str()}).steps == 7);
     }
@@ -379,9 +380,9 @@ TEST_CASE("an invalid file is refused, and the message names it") {
     CHECK(contains(error("lr = 1e31"), "65 --lr 1e31 must be at least 0 and at most 1e+30 (from /"));
     CHECK(error("lr = 1e31", {"--lr", "1"}) == "");
     CHECK(error("lr = 1", {"--lr", "1e31"}) == "2 --lr 1e31 must be at least 0 and at most 1e+30");
-    for (const char* line :
-         {"lr", "= 5", "lr = [1, 2]", "model = ['d12']", "lr = {a = 1}", "lr = 'x", "sample-prompt = \"x\\q\"",
-          "sample-prompt = \"\\ud800\"", "lr = '1' 2", "keep-best = maybe", "[train]", "xyzzy = 1", "lr = 1\nlr = 1"}) {
+    for (const char* line : {"lr", "= 5", "lr = [1, 2]", "model = ['d12']", "lr = {a = 1}", "lr = 'x",
+                             "sample-prompt = \"x\\q\"", "sample-prompt = \"\\ud800\"", "lr = '1' 2", "'lr'",
+                             "\"lr\" x = 1", "keep-best = maybe", "[train]", "xyzzy = 1", "lr = 1\nlr = 1"}) {
         CAPTURE(line);
         CHECK(error(line).starts_with("65 "));
         CHECK(contains(error(line), "run.toml"));
