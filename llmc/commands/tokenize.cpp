@@ -102,9 +102,7 @@ struct ShardSet {
             ShardWriter& writer = *shards.back();
             const int64_t part = std::min(count, shard_tokens - writer.tokens);
             writer.append(data, part);
-            data += part;
-            count -= part;
-            tokens += part;
+            data += part, count -= part, tokens += part;
         }
     }
 };
@@ -194,16 +192,6 @@ static Encoded encode_all(const Options& o, Batches& batches, const Tokenizer& t
     return all;
 }
 
-static void check_options(const Options& o) {
-    ENSURE(o.train_bpe == 0 || (o.train_bpe >= MIN_VOCAB_SIZE && o.train_bpe <= MAX_VOCAB_SIZE),
-           "--train-bpe %d must be %d (the 256 bytes and %s) to %d", o.train_bpe, MIN_VOCAB_SIZE, END_OF_TEXT,
-           MAX_VOCAB_SIZE);
-    ENSURE(!o.special_tokens || o.train_bpe == 0,
-           "--special-tokens needs a --tokenizer that has them; with --train-bpe, --split end-of-text cuts the text "
-           "at %s",
-           END_OF_TEXT);
-}
-
 // Refuses inputs without any text, and warns of text that is not UTF-8. Returns the bytes of all files.
 static int64_t check_files(const std::vector<TextFile>& files) {
     int64_t bytes = 0;
@@ -265,7 +253,6 @@ static void check_any_text(const Batches& batches, const Encoded& counts, const 
 
 int run_tokenize(const Options& o, const Launch& launch) {
     check_one_process(o, launch);
-    check_options(o);
     CorpusRules rules{o.split, o.text_key, o.skip_bad_lines, true, o.val_fraction};
     const int threads = choose_threads().threads;
     check_threads(threads);

@@ -9,6 +9,7 @@
 #include "base/common.h"
 #include "base/files.h"
 #include "base/print.h"
+#include "text/tokenizer.h"
 #include "train/options.h"
 
 // Resolves the ways to choose a model. --model is also llm.c's -e: "d12", "gpt2:d12", or weights to start from.
@@ -67,6 +68,11 @@ static void check_tokenize(Options& o) {
     ENSURE(!o.output.empty(), "--output is missing: the directory for the token shards");
     ENSURE((o.train_bpe > 0) != !o.tokenizer.empty(),
            "give one of --train-bpe TOKENS, to train a vocabulary, and --tokenizer, to use one that exists");
+    ENSURE(o.train_bpe == 0 || o.train_bpe >= MIN_VOCAB_SIZE,
+           "--train-bpe %d must be %d (the 256 bytes and <|endoftext|>) or more", o.train_bpe, MIN_VOCAB_SIZE);
+    ENSURE(
+        !o.special_tokens || o.train_bpe == 0,
+        "--special-tokens needs a --tokenizer; with --train-bpe, --split end-of-text cuts the text at <|endoftext|>");
     ENSURE(o.val_tokens == 0 || o.val_fraction == -1,
            "--val-tokens %lld and --val-fraction %g are two ways to hold out text; give one",
            static_cast<long long>(o.val_tokens), o.val_fraction);

@@ -222,6 +222,7 @@ TEST_CASE("options that contradict each other or need another one are refused") 
     expect_refused("", {{"", "--train-data is missing"},
                         {"tokenize --output d --train-bpe 300", "no INPUT"},
                         {"tokenize a --output d", "give one of --train-bpe"},
+                        {"tokenize a --output d --train-bpe 256", "--train-bpe 256 must be 257 (the 256 bytes"},
                         {"tokenize a --output d --train-bpe 300 --val-tokens 9 --val-fraction 0", "two ways to hold"}});
 }
 

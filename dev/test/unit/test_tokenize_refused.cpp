@@ -34,7 +34,6 @@ TEST_CASE("impossible options are refused, and text too short for them") {
         const char* message;
         std::function<void(Options&)> change;
     } cases[] = {
-        {EXIT_USAGE, "--train-bpe 256 must be 257", [](auto& o) { o.tokenizer = "", o.train_bpe = 256; }},
         {EXIT_NO_INPUT, "none.txt: there is no such file or folder", [](auto& o) { o.inputs = {"none.txt"}; }},
         {EXIT_BAD_DATA, "were held out; lower --val-tokens", [](auto& o) { o.val_tokens = 10000; }},
         {EXIT_BAD_DATA, "5,000 bytes are in words of more than 1024 bytes, which are ignored",
