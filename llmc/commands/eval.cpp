@@ -96,9 +96,7 @@ static void eval_tasks(const Options& o, Comm& comm, const Groups& groups, const
         table.push_back({tasks[i].name, summarize(tasks[i], scores[i]).text()});
         if (!o.rows.empty()) rows += rows_json(tasks[i], scores[i]);
     }
-    std::error_code is_new;
-    const std::filesystem::path existing = std::filesystem::canonical(o.rows, is_new);  // a link's target
-    if (!o.rows.empty()) replace_file(is_new ? o.rows : existing.string(), rows);
+    if (!o.rows.empty()) replace_file(std::filesystem::weakly_canonical(o.rows), rows);  // a link's target
     for (const std::string& line : table_lines(table)) print_stdout(line + "\n");
 }
 

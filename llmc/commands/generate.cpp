@@ -2,10 +2,8 @@
 #include "infer/generate.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <iostream>
-#include <thread>
 
 #include <fcntl.h>
 #include <poll.h>
@@ -100,7 +98,7 @@ static int generate_text(const Options& o, Comm& comm) {
     const auto answer = [&](const std::string& line) { write(line, tokens_of_prompt(o, source, line, "the line")); };
     talks ? for_each_line(comm, answer) : write(text, prompt);
     // Open MPI 5.0.7's mpirun sends the end of stdout to its stderr if a message on stderr follows at once.
-    if (getenv("OMPI_COMM_WORLD_SIZE")) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    if (getenv("OMPI_COMM_WORLD_SIZE")) usleep(100'000);
     if (comm.rank == 0)
         print_message(format("%s in %.1f s: %.1f tokens/s", counted(tokens, "token").c_str(), seconds,
                              double(tokens) / std::max(seconds, 1e-9)));

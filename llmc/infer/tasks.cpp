@@ -226,8 +226,8 @@ std::vector<Task> read_tasks(const std::string& files, const Tokenizer& tokenize
     Encoder encoder(tokenizer);
     std::istringstream paths(files);
     for (std::string path; std::getline(paths, path);) {
-        const std::string name = unpacked_name(path);
-        Task task = {name.substr(0, name.rfind('.')), {}};
+        Task task = {std::filesystem::path(unpacked_name(path)).stem(), {}};
+        if (std::ranges::count(tasks, task.name, &Task::name)) task.name = path;
         task.rows = is_of_llmc(path) ? read_examples(path, tokenizer) : read_rows(path, encoder);
         for (TaskRow& row : task.rows) task.cut += fit(row, tokenizer.end_of_text, prepend_eot, T);
         tasks.push_back(std::move(task));

@@ -24,7 +24,11 @@ static Tokens tokens_of(const std::string& text) { return encode(small_tokenizer
 static Task read(const std::string& content, bool prepend_eot = false, int T = 100) {
     const TemporaryDirectory dir;
     write_bytes(dir / "my.task.jsonl", content);
-    return read_tasks(dir / "my.task.jsonl", small_tokenizer(), prepend_eot, T)[0];
+    write_bytes(dir / "my.task.json", content);  // a task of the same stem
+    const auto tasks =
+        read_tasks((dir / "my.task.jsonl\n") + (dir / "my.task.json"), small_tokenizer(), prepend_eot, T);
+    CHECK(tasks[1].name == dir / "my.task.json");
+    return tasks[0];
 }
 
 static Tokens part(const Sequence& s, int from) { return {s.tokens.begin() + from, s.tokens.end()}; }
