@@ -42,6 +42,7 @@ static constexpr Magic known[] = {
     {0, "PK\5\6"sv, {"an empty zip archive", UNZIP}},
     {0, "7z\xbc\xaf\x27\x1c"sv, {"a 7z archive", "unpack it with 7z x"}},
     {0, "Rar!\x1a\x07"sv, {"a rar archive", "unpack it with unrar x"}},
+    {0, "!<arch>\n"sv, {"an ar archive (also .a, .deb)", "unpack it with ar x"}},
     {0, "PAR1\x15"sv, PARQUET},
     {0, "ARROW1\0\0"sv, {"an Arrow file", TO_PARQUET}},
     {0, "\xff\xff\xff\xff"sv, {"an Arrow stream (a cache of Hugging Face's datasets)", TO_PARQUET}},

@@ -245,6 +245,7 @@ static bool is_object(std::string_view text) {
 
 // Whether the text begins with JSON, and of which format. named: it is JSON by its name.
 static Format json_format(std::string_view start, bool named) {
+    if (start.starts_with('\x1e')) return Format::json;  // a sequence as in RFC 7464
     start.remove_prefix(std::min(start.find_first_not_of(BLANK), start.size()));
     const size_t next = start.find_first_not_of(BLANK, 1);
     if (start.starts_with('[') && (named || (next != start.npos && start[next] == '{'))) return Format::json;

@@ -111,7 +111,7 @@ static void pass(CorpusReader& reader, char next) {
 // Where the next JSON object starts, after white space and the commas and brackets of an array. Anything else is a bad
 // row, up to the end of its line.
 static size_t skip_to_object(CorpusReader& reader, std::string_view text, size_t at) {
-    const size_t begin = std::min(text.find_first_not_of(" \t\r\n[],", at), text.size());
+    const size_t begin = std::min(text.find_first_not_of(" \t\r\n[],\x1e", at), text.size());
     for (const char c : text.substr(at, begin - at)) {
         reader.lines += c == '\n';
         if (c == '[' || c == ',' || c == ']') pass(reader, c);

@@ -39,9 +39,10 @@ TEST_CASE("files become documents after <|endoftext|>, in the order of names") {
         {"JSON as an array, or with objects of several lines",
          {{"a.json", "\xef\xbb\xbf[{\"text\": \"[one}\\\"\"},\n{\"n\": [{}],\r\n \"text\": \"two\"}]\n"},
           {"b.jsonl", "{\n\"text\": \"three\"}\n{\"text\":\n\"four\"}"},
-          {"c.JSON", "[]"}},
+          {"c.JSON", "[]"},
+          {"d.json", "\x1e{\n\"text\": \"five\"}\n\x1e" + jsonl("six")}},  // RFC 7464
          SplitAt::none,
-         {"[one}\"", "two", "three", "four"}},
+         {"[one}\"", "two", "three", "four", "five", "six"}},
         {"a column of CSV and TSV, with line ends, delimiters and quotes in a field",
          {{"a.csv", "\xef\xbb\xbfid,text\r\n1,one\r\n2,\"two, \"\"2\"\"\r\n\"\r\n\r\n3,"},
           {"b.TSV", "text\tid\nthree,\"\t1\n\"four\t\"\t2"},

@@ -54,6 +54,7 @@ TEST_CASE("inputs that are empty or not text are refused, and JSONL that is brok
     } cases[] = {
         {"a.txt", "%PDF-1.7\n%xxxx", "is a PDF document, not text; convert it with pdftotext"},
         {"a.txt", "PK\3\4xxxx", "is a zip archive (also .npz, .pt, .docx), not text; unpack it with unzip"},
+        {"a", "!<arch>\na.txt/          0           0     0     644     2         `\nab", "is an ar archive"},
         {"a", std::string("ab\0c", 4), "a: is no text: byte 3 is zero; if it is UTF-16"},
         {"a.txt", "(dp0\nVtext\np1\nVabc\np2\ns.", "is a Python pickle, not text; convert it to Parquet or JSON lines"},
         {"a.txt", std::string("]q\0X\3\0\0\0abcq\1a.", 15), "is a Python pickle, not text"},
