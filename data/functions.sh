@@ -44,7 +44,7 @@ parse_arguments() {
             [ $# -gt 1 ] || bad_usage "$1 needs a value"
             printf -v "$name" %s "$2"
             shift
-        elif [[ $1 == -* ]]; then
+        elif [[ $1 == -?* ]]; then
             bad_usage "unknown option $1"
         elif [ ${#operands[@]} = "$most" ]; then
             bad_usage "unexpected argument $1"
@@ -256,12 +256,7 @@ tokenize() {
     find_program
     mkdir -p "$out"
     printf '%s\n--incomplete\n' "$sources" >"$out/made_of"
-    local status=0
-    "$program" tokenize "$@" --output "$out" --replace || status=$?
-    if [ $status = 65 ] && [[ " $* " == *" --train-bpe "* ]]; then
-        say "--vocab N sets the size of the vocabulary" >&2
-    fi
-    if [ $status != 0 ]; then exit $status; fi
+    "$program" tokenize "$@" --output "$out" --replace || exit
     has_shards "$out" || too_short "$out has no train and val shards"
     echo "$stamp" >"$out/made_of"
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # text.sh FILE|DIR... [--out DIR] [--vocab N | --tokenizer DIR]: makes train and val shards from your own text: text,
-# JSON, CSV and Parquet files, also packed (.gz .zst .xz .bz2), and folders of them (docs/data.md). Trains a vocabulary
-# of N tokens on the text (default: 512 to 16384, depending on its size), or uses the tokenizer in DIR.
+# JSON, CSV and Parquet files, also packed (.gz .zst .xz .bz2), folders of them (docs/data.md), pipes, and - for stdin.
+# Trains a vocabulary of N tokens on the text (default: 512 to 16384, depending on its size), or uses that in DIR.
 set -euo pipefail
 caller=$PWD
 cd "$(dirname "$0")/.."
@@ -15,7 +15,11 @@ parse_arguments 1000000 "out vocab tokenizer" "$@"
 inputs=()
 for input in "${operands[@]}"; do
     path=$(cd "$caller" && realpath -m -- "$input")
-    if [ ! -e "$path" ]; then
+    if [ "$input" = - ] || [ -p "$input" ] || [ -p "$path" ]; then  # can be read once
+        trap 'rm -rf "$copies"' EXIT
+        copies=${copies:-$(mktemp -d)} path=$copies/text.${#inputs[@]}
+        (cd "$caller" && cat -- "$input") >"$path"
+    elif [ ! -e "$path" ]; then
         echo "text.sh: $input: there is no such file or folder" >&2
         exit 66
     fi
@@ -34,7 +38,9 @@ bytes=$(files_in "${inputs[@]}" -printf '%s %p\n' |
 if [ -n "$tokenizer" ]; then
     tokenize "$out" "${inputs[@]}" --tokenizer "$(cd "$caller" && realpath -m -- "$tokenizer")"
 else
-    tokenize "$out" "${inputs[@]}" --train-bpe "${vocab:-$(suitable_vocab "$bytes")}"
+    vocab=${vocab:-$(suitable_vocab "$bytes")}
+    say "a vocabulary of $vocab tokens; --vocab N sets another size"
+    tokenize "$out" "${inputs[@]}" --train-bpe "$vocab"
 fi
 
 choose_windows "$out"

@@ -60,7 +60,7 @@ def test_the_command_that_text_sh_prints_trains_in_any_folder(kb, tree, tmp_path
 
 @pytest.mark.parametrize("text, options, message", [
     ("ten bytes\n", "", "10 bytes: the text is too short to train on; bring at least 10 kB"),
-    ("hello world\n" * 1700, "", "text.sh: --vocab N sets the size of the vocabulary"),
+    ("hello world\n" * 1700, "", "the text is too short for a vocabulary of 512 tokens"),
     (README[:6000], "--vocab 1200", "to validate on: the text is too short to train on"),
 ], ids=["ten bytes", "uniform", "less than two steps"])
 def test_text_sh_refuses_a_text_that_is_too_short(text, options, message, tree, tmp_path):
@@ -94,6 +94,15 @@ def test_text_sh_takes_an_existing_tokenizer(tree, tmp_path, data):
     assert (tree / "data/my/merges.txt").read_text() == (data / "merges.txt").read_text()
     both = execute(tree / "data/text.sh", "my.txt --vocab 300 --tokenizer", data, cwd=tmp_path)
     assert both.code == 2 and "--vocab trains a tokenizer and --tokenizer names one; give one" in both.err
+
+
+@pytest.mark.parametrize("command", ["cat a.md | data/text.sh -", "data/text.sh - <a.md", "data/text.sh <(cat a.md)"])
+def test_text_sh_takes_pipes_and_stdin(command, tree, tmp_path):
+    (tree / "a.md").write_text(README)
+    out = run(["bash", "-c", f"{command} --vocab 300 --out shards"], cwd=tree, env={"TMPDIR": tmp_path}).out
+    assert "a vocabulary of 300 tokens; --vocab N sets another size" in out and not any(tmp_path.glob("tmp.*"))
+    run(PROGRAM, "tokenize a.md --train-bpe 300 --quiet --output plain", cwd=tree)
+    assert (tree / "shards/train_000001.bin").read_bytes() == (tree / "plain/train_000001.bin").read_bytes()
 
 
 def test_text_sh_takes_packed_text_and_folders_whose_links_go_round_in_a_circle(tree, tmp_path):
