@@ -12,6 +12,7 @@ import argparse
 import array
 import ast
 import codecs
+import contextlib
 import json
 import os
 import struct
@@ -33,6 +34,16 @@ OTHERS = {b"PK\3\4": "a zip archive (.npz?)", b"PK\5\6": "an empty zip archive",
           b"\x89PNG\r\n": "a PNG picture", b"\xff\xd8\xff\xe0": "a JPEG picture",
           b"version https://git-lfs": "a git-lfs pointer (run git lfs pull)",
           MEGATRON_INDEX: "the index of the .bin file beside it"}
+
+
+@contextlib.contextmanager
+def reading(path, what):
+    """Names the file of which something is damaged, if reading it fails."""
+    try:
+        yield
+    except (EOFError, IndexError, KeyError, MemoryError, OverflowError, SyntaxError, TypeError, ValueError,
+            struct.error) as error:
+        sys.exit(f"{path}: {what} is damaged: {error}")
 
 
 def numpy_header(file):
@@ -90,7 +101,7 @@ def litdata_type(file, size, args):
     end, = struct.unpack("<I", file.read(4))
     index, items = os.path.join(os.path.dirname(file.name), "index.json"), ""
     if os.path.exists(index):
-        with open(index, encoding="utf-8") as text:
+        with reading(index, "the index"), open(index, encoding="utf-8") as text:
             items = " ".join(json.load(text)["config"]["data_format"])
         if items not in LITDATA_TYPES or end != size:
             sys.exit(f"{file.name}: is a chunk of litdata with {end} bytes of {items}; it has {size} bytes, and "
@@ -104,9 +115,9 @@ def litdata_type(file, size, args):
 
 def indexed_type(path, size):
     """Returns the type of tokens that an index beside the file has, or None. Refuses an index of another file."""
-    kind, tokens = None, 0
-    if os.path.exists(os.path.splitext(path)[0] + ".idx"):
-        with open(os.path.splitext(path)[0] + ".idx", "rb") as file:
+    kind, tokens, index = None, 0, os.path.splitext(path)[0] + ".idx"
+    if os.path.exists(index):
+        with reading(index, "the index"), open(index, "rb") as file:
             magic, version, code, sequences, _ = struct.unpack("<9sQBQQ", file.read(34))
             if magic != MEGATRON_INDEX or version != 1 or code not in MEGATRON_TYPES:
                 sys.exit(f"{file.name}: version {version} with tokens of type {code} is not supported; give --dtype")
@@ -114,9 +125,8 @@ def indexed_type(path, size):
             lengths.fromfile(file, sequences)
             tokens = sum(lengths)
     elif os.path.exists(path + ".index"):
-        with open(path + ".index", "rb") as file:
-            file.seek(-8, os.SEEK_END)
-            tokens = struct.unpack("<Q", file.read(8))[0]
+        with reading(path + ".index", "the index"), open(path + ".index", "rb") as file:
+            tokens = struct.unpack("<Q", file.read()[-8:])[0]
             kind = "H" if size == 2 * tokens else "I"
     if kind and tokens * array.array(kind).itemsize != size:
         sys.exit(f"{path}: has {size} bytes, and the index beside it {tokens} tokens; is one of them cut off?")
@@ -195,10 +205,8 @@ def main():
         sys.exit(f"{args.output}: there is no folder {folder} to write it into")
     with open(args.input, "rb") as file:
         size = os.path.getsize(args.input)
-        try:
+        with reading(args.input, "its header"):
             kind = token_type(file, size, args)
-        except (EOFError, IndexError, KeyError, SyntaxError, TypeError, ValueError, struct.error) as error:
-            sys.exit(f"{args.input}: its header is damaged: {error}")
         width = array.array(kind).itemsize
         rest = max(0, size - file.tell())
         if rest % width:

@@ -354,6 +354,11 @@ def test_to_shard_takes_the_size_of_tokens_from_megatrons_and_datatroves_index(t
     (tmp_path / "a.bin").write_bytes(struct.pack("<2H", 1, 2))
     failed = execute("python3 data/to_shard.py", tmp_path / "a.bin", tmp_path / "shard.bin")
     assert failed.code == 1 and "has 4 bytes, and the index beside it 3 tokens; is one of them cut off?" in failed.err
+    for name, index in (("a.bin", "a.idx"), ("b.ds", "b.ds.index"), ("chunk.bin", "index.json")):
+        (tmp_path / "chunk.bin").write_bytes(struct.pack("<3I2H", 1, 12, 16, 5, 6))
+        (tmp_path / index).write_bytes(b"MMIDI")
+        failed = execute("python3 data/to_shard.py", tmp_path / name, tmp_path / "shard.bin")
+        assert failed.code == 1 and failed.err.startswith(f"{tmp_path / index}: the index is damaged: "), failed
 
 
 def test_to_shard_reads_litgpts_chunks_without_their_header(tmp_path):
