@@ -10,7 +10,7 @@
 
 #include "base/dtype.h"
 
-#if defined(__AVX2__)
+#if defined(__x86_64__)
 #include <immintrin.h>  // for operations that the GNU extensions lack
 #elif defined(__aarch64__)
 #include <arm_neon.h>
@@ -30,6 +30,7 @@ constexpr int VL = 4;
 typedef float floatv __attribute__((vector_size(4 * VL)));
 typedef uint32_t uintv __attribute__((vector_size(4 * VL)));
 typedef int32_t intv __attribute__((vector_size(4 * VL)));
+typedef uint64_t longv __attribute__((vector_size(4 * VL)));  // VL / 2 lanes
 typedef uint16_t shortv __attribute__((vector_size(2 * VL)));
 typedef uint8_t bytev __attribute__((vector_size(VL)));
 
@@ -83,25 +84,30 @@ INLINE floatv widen(shortv x) {
 #endif
 }
 
-// Rounds to nearest, ties to even. A NaN stays a quiet NaN.
-INLINE shortv round_to_bf16(floatv x) {
-    const uintv u = (uintv)x, high = u >> 16;
-    const uintv rounded = (u + 0x7fff + (high & 1)) >> 16;
-    return to_short(x == x ? rounded : high | 0x40);
+// Cuts off the lower 16 bits, after `below` is added to them. A NaN stays a quiet NaN.
+INLINE shortv cut_to_bf16(floatv x, uintv below) {
+    const uintv u = (uintv)x;
+    return to_short((x == x ? u + below : u | 0x400000) >> 16);
 }
+INLINE uintv half_to_even(floatv x) { return ((uintv)x >> 16 & 1) + 0x7fff; }
+// Rounds to nearest, ties to even.
+INLINE shortv round_to_bf16(floatv x) { return cut_to_bf16(x, half_to_even(x)); }
 
 INLINE floatv load(const float* p, Full = {}) { return *reinterpret_cast<const floatv_memory*>(p); }
 INLINE floatv load(const bf16* p, Full = {}) { return widen(*reinterpret_cast<const shortv_memory*>(p)); }
 INLINE void store(float* p, floatv x, Full = {}) { *reinterpret_cast<floatv_memory*>(p) = x; }
-INLINE void store(bf16* p, floatv x, Full = {}) { *reinterpret_cast<shortv_memory*>(p) = round_to_bf16(x); }
 
-// Stores VL elements rounded stochastically with 16 random bits each, the same as round_randomly of random.h.
-INLINE void store_stochastic(bf16* p, floatv x, uintv random) {
-    const uintv u = (uintv)x;
-    const shortv up_or_down = to_short((u + random) >> 16);
-    const uintv limit = (u & 0x7fffffff) >= 0x7f7f0000 ? ~uintv{} : uintv{};
-    const shortv nearest = to_short(limit);
-    *reinterpret_cast<shortv_memory*>(p) = (round_to_bf16(x) & nearest) | (up_or_down & ~nearest);
+// Stores lanes of 16 bits.
+INLINE void store(bf16* p, shortv x, Full = {}) { *reinterpret_cast<shortv_memory*>(p) = x; }
+INLINE void store(bf16* p, shortv x, Partial partial) { __builtin_memcpy(p, &x, partial.lanes * sizeof(bf16)); }
+
+INLINE void store(bf16* p, floatv x, auto width) { store(p, round_to_bf16(x), width); }
+INLINE void store(bf16* p, floatv x) { store(p, x, Full{}); }
+
+// Stores lanes rounded stochastically with 16 random bits each, the same as round_randomly of random.h.
+template <class Width = Full>
+INLINE void store_stochastic(bf16* p, floatv x, uintv random, Width width = {}) {
+    store(p, cut_to_bf16(x, ((uintv)x & 0x7fffffff) >= 0x7f7f0000 ? half_to_even(x) : random), width);
 }
 
 INLINE uintv load_bytes(const uint8_t* p) {
@@ -140,10 +146,6 @@ INLINE floatv load(const bf16* p, Partial partial) {
     return widen(x);
 }
 INLINE void store(float* p, floatv x, Partial partial) { __builtin_memcpy(p, &x, partial.lanes * sizeof(float)); }
-INLINE void store(bf16* p, floatv x, Partial partial) {
-    const shortv rounded = round_to_bf16(x);
-    __builtin_memcpy(p, &rounded, partial.lanes * sizeof(bf16));
-}
 
 // x in the lanes that width touches, `other` in the rest.
 INLINE floatv mask_lanes(floatv x, float, Full) { return x; }
@@ -227,10 +229,11 @@ INLINE floatv gelu(floatv x) { return x * (1.0f / (1.0f + exp(-gelu_slope * x * 
 
 // One step of a transposition, for rows a = x[i] and b = x[i + HALF]: swaps the lanes of a whose number has the bit
 // HALF with the lanes of b whose number lacks it.
-template <int HALF, int... L>
-INLINE void swap_lanes(floatv& a, floatv& b, std::integer_sequence<int, L...>) {
-    const floatv new_a = __builtin_shufflevector(a, b, (L & HALF ? L - HALF + VL : L)...);
-    const floatv new_b = __builtin_shufflevector(a, b, (L & HALF ? L + VL : L + HALF)...);
+template <int HALF, class V, int... L>
+INLINE void swap_lanes(V& a, V& b, std::integer_sequence<int, L...>) {
+    constexpr int lanes = sizeof...(L);
+    const V new_a = __builtin_shufflevector(a, b, (L & HALF ? L - HALF + lanes : L)...);
+    const V new_b = __builtin_shufflevector(a, b, (L & HALF ? L + lanes : L + HALF)...);
     a = new_a;
     b = new_b;
 }
@@ -244,21 +247,42 @@ INLINE void transpose(floatv (&x)[VL]) {
     if constexpr (2 * HALF < VL) transpose<2 * HALF>(x);
 }
 
+// The products of the lanes' lower halves with y.
+INLINE longv multiply_low(longv x, uint32_t y) {
+#if defined(__AVX512F__)
+    return (longv)_mm512_maskz_mul_epu32(0xff, (__m512i)x, _mm512_set1_epi64(y));
+#elif defined(__AVX2__)
+    return (longv)_mm256_mul_epu32((__m256i)x, _mm256_set1_epi64x(y));
+#elif defined(__x86_64__)
+    return (longv)_mm_mul_epu32((__m128i)x, _mm_set1_epi64x(y));
+#elif defined(__aarch64__)
+    return (longv)vmull_n_u32(vmovn_u64((uint64x2_t)x), y);
+#else
+    return (x & 0xffffffff) * y;
+#endif
+}
+
 // words (VL, 4) = those of VL indices from `first` on by Philox{seed, stream} of random.h, which are the bits16 of 8 VL
-// consecutive elements. A lane is an index: with all rounds unrolled, compilers vectorize the loop over the lanes.
+// consecutive elements. A lane has an index, and its words are the lanes' lower halves: what is above them is ignored.
 INLINE void random_words(uint32_t (*words)[4], uint64_t seed, uint64_t stream, uint64_t first) {
-#pragma omp simd
-    for (int i = 0; i < VL; i++) {
-        uint32_t x[4] = {uint32_t(first + i), uint32_t((first + i) >> 32), uint32_t(stream), uint32_t(stream >> 32)};
+    constexpr int lanes = VL / 2;
+    for (int begin = 0; begin < VL; begin += lanes) {
+        longv index;  // the even lanes, then the odd ones, so that they are in order after swap_lanes
+        for (int i = 0; i < lanes; i++) index[i] = uint64_t(i % 2 * (lanes / 2) + i / 2);
+        index += first + uint64_t(begin);
+        longv x[4] = {index, index >> 32, longv{} + stream, longv{} + (stream >> 32)};
         uint32_t key[2] = {uint32_t(seed), uint32_t(seed >> 32)};
 #pragma GCC unroll 10
         for (int round = 0; round < 10; round++) {
-            const uint64_t p0 = uint64_t(0xD2511F53) * x[0], p2 = uint64_t(0xCD9E8D57) * x[2];
-            x[0] = uint32_t(p2 >> 32) ^ x[1] ^ key[0], x[1] = uint32_t(p2);
-            x[2] = uint32_t(p0 >> 32) ^ x[3] ^ key[1], x[3] = uint32_t(p0);
+            const longv p0 = multiply_low(x[0], 0xD2511F53), p2 = multiply_low(x[2], 0xCD9E8D57);
+            x[0] = p2 >> 32 ^ x[1] ^ key[0], x[1] = p2;
+            x[2] = p0 >> 32 ^ x[3] ^ key[1], x[3] = p0;
             key[0] += 0x9E3779B9, key[1] += 0xBB67AE85;
         }
-        for (int word = 0; word < 4; word++) words[i][word] = x[word];
+        longv low = (x[0] & 0xffffffff) | x[1] << 32, high = (x[2] & 0xffffffff) | x[3] << 32;
+        swap_lanes<1>(low, high, std::make_integer_sequence<int, lanes>{});
+        __builtin_memcpy(words + begin, &low, sizeof low);
+        __builtin_memcpy(words + begin + lanes / 2, &high, sizeof high);
     }
 }
 
