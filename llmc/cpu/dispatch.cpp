@@ -172,6 +172,25 @@ void adamw(floatX* weight, float* master, Moment m, Moment v, const float* grad,
                                       stream);
 }
 
+void accumulate_rounded(bf16* sum, const float* x, int64_t begin, int64_t count, uint64_t seed, int step, int addition,
+                        Stream stream) {
+    check_range(begin, count, step);
+    vector_operations<float>().accumulate_rounded(sum, x, begin, count, seed, step, addition, stream);
+}
+
+void muon_momentum(float* out, Moment moment, const float* grad, const float* factor, int64_t begin, int64_t count,
+                   float mu, uint64_t seed, int step, Stream stream) {
+    check_range(begin, count, step);
+    vector_operations<float>().muon_momentum(out, moment, grad, factor, begin, count, mu, seed, step, stream);
+}
+
+template <class floatX>
+void muon_update(floatX* weight, float* master, const floatX* direction, const float* factor, int64_t begin,
+                 int64_t count, float scale, AdamWConfig config, float lr, int step, Stream stream) {
+    vector_operations<floatX>().muon_update(weight, master, direction, factor, begin, count, scale, config, lr, step,
+                                            stream);
+}
+
 // ---- Matmuls, and the memory of all operations
 
 template <class floatX>

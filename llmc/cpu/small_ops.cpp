@@ -1,5 +1,5 @@
 // small_ops.cpp: the operations that have a single implementation, in plain loops: on losses, on gradients, on
-// moments, and the elementwise ones of Muon, whose matmuls are the model's. Memory bounds their time.
+// moments, and those of Muon between its matmuls, which are the model's. Memory bounds their time.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -109,50 +109,7 @@ void cpu::round_moment(Moment moment, const float* values, WhichMoment which, in
     for (int64_t i = 0; i < count; i += FLAT_ALIGN) write_block(moment.from(i), values + i, which, &random, begin + i);
 }
 
-void cpu::accumulate_rounded(bf16* sum, const float* x, int64_t begin, int64_t count, uint64_t seed, int step,
-                             int addition, Stream) {
-    check_range(begin, count, step);
-    const Philox random{seed, sum_stream(step, addition)};
-#pragma omp parallel for schedule(static)
-    for (int64_t i = 0; i < count; i += FLAT_ALIGN) {
-        const Moment block(sum + i, nullptr, MomentDtype::bf16);
-        float total[FLAT_ALIGN];
-        read_block(total, block, WhichMoment::first);
-        for (int64_t k = 0; k < FLAT_ALIGN; k++) total[k] += x[i + k];
-        write_block(block, total, WhichMoment::first, &random, begin + i);
-    }
-}
-
 // ---- Muon
-
-static void momentum_block(float* out, float* m, const float* grad, float factor, float mu) {
-#pragma omp simd
-    for (int64_t i = 0; i < FLAT_ALIGN; i++) {
-        const float g = grad[i] * factor;
-        m[i] = mu * m[i] + (1.0f - mu) * g;
-        out[i] = mu * m[i] + (1.0f - mu) * g;
-    }
-}
-
-void cpu::muon_momentum(float* out, Moment moment, const float* grad, const float* factor, int64_t begin, int64_t count,
-                        float mu, uint64_t seed, int step, Stream) {
-    check_range(begin, count, step);
-    const float f = *factor;
-    if (!std::isfinite(f)) return void(std::fill_n(out, count, 0.0f));
-    const bool in_place = moment.dtype == MomentDtype::fp32;
-    const Philox random{seed, MOMENT_STREAMS + uint64_t(step)};
-#pragma omp parallel for schedule(static)
-    for (int64_t block = 0; block < count; block += FLAT_ALIGN) {
-        if (in_place) {
-            momentum_block(out + block, static_cast<float*>(moment.data) + block, grad + block, f, mu);
-            continue;
-        }
-        float m[FLAT_ALIGN];
-        read_block(m, moment.from(block), WhichMoment::first);
-        momentum_block(out + block, m, grad + block, f, mu);
-        write_block(moment.from(block), m, WhichMoment::first, &random, begin + block);
-    }
-}
 
 // out (cols, rows) = the transpose of inp (rows, cols), each element by `convert`, in blocks that the L1 cache holds.
 template <class Out, class In, class Convert>
@@ -209,26 +166,6 @@ void cpu::muon_polynomial(floatX* out, const floatX* matrices, const floatX* squ
     }
 }
 
-template <class floatX>
-void cpu::muon_update(floatX* weight, float* master, const floatX* direction, const float* factor, int64_t begin,
-                      int64_t count, float scale, AdamWConfig config, float lr, int step, Stream) {
-    if (!std::isfinite(*factor)) return;
-    if constexpr (std::is_same_v<floatX, float>) master = weight;
-    const Philox random{config.seed, ROUNDING_STREAMS + uint64_t(step)};
-    const auto next = [&](float w, int64_t i) {
-        return w - lr * (scale * float(direction[i]) + config.weight_decay * w);
-    };
-    if (master) {
-#pragma omp parallel for simd schedule(static)
-        for (int64_t i = 0; i < count; i++) round_to(weight[i], master[i] = next(master[i], i));
-    } else {
-#pragma omp parallel for schedule(static)
-        for (int64_t i = 0; i < count; i++)
-            weight[i] = floatX(round_randomly(next(float(weight[i]), i), random.bits16(uint64_t(begin + i))));
-    }
-}
-
 INSTANTIATE(cpu::muon_stack);
 INSTANTIATE(cpu::muon_unstack);
 INSTANTIATE(cpu::muon_polynomial);
-INSTANTIATE(cpu::muon_update);

@@ -21,7 +21,8 @@ namespace cpu {
     OP(embedding_forward) OP(embedding_backward) OP(layernorm_forward) OP(layernorm_backward)             \
     OP(matmul_forward) OP(matmul_backward) OP(add_residual) OP(attention_forward) OP(attention_backward)  \
     OP(attention_decode) OP(gelu_forward) OP(gelu_backward) OP(adamw)
-#define EACH_OPERATION(OP) EACH_DEFINED(OP) OP(head_bytes) OP(head_targets) OP(head_forward) OP(head_backward)
+#define EACH_OPERATION(OP) EACH_DEFINED(OP) OP(head_bytes) OP(head_targets) OP(head_forward) OP(head_backward) \
+    OP(muon_update)
 // clang-format on
 
 inline constexpr int MICROKERNEL_BYTES = 72 << 10;  // the operands of run_microkernel, or more
@@ -30,6 +31,8 @@ inline constexpr int MICROKERNEL_BYTES = 72 << 10;  // the operands of run_micro
 template <class floatX>
 struct Operations {
     decltype(&cpu::sum_of_squares) sum_of_squares = nullptr;
+    decltype(&cpu::accumulate_rounded) accumulate_rounded = nullptr;
+    decltype(&cpu::muon_momentum) muon_momentum = nullptr;
     // sums (columns) = the column sums of x (N, columns), or += if accumulate
     void (*column_sums)(float* sums, const floatX* x, int N, int columns, bool accumulate) = nullptr;
     int64_t (*matmul_scratch_bytes)(int N, int IC, int OC) = nullptr;

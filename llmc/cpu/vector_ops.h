@@ -274,37 +274,35 @@ INLINE uint32_t base_of_block(const Moment& moment) {
 INLINE uintv moment_bits(const uint32_t* words, int i) {
     uintv lanes;
     for (int j = 0; j < VL; j++) lanes[j] = uint32_t(j) * 0x9e3779b9u;
-    const uintv x = lanes + (words[i / 16] + uint32_t(i) * 0x9e3779b9u);
+    const uintv x = lanes + uint32_t(i) * 0x9e3779b9u + words[i / 16];
     return (x ^ x >> 16) * 0x7feb352du;
 }
 
-// Stores them in fp32 or bf16, rounded by the block's words of Philox.
+// Stores them in fp32 or bf16, rounded by their random bits.
 template <MomentDtype DTYPE, WhichMoment WHICH>
-INLINE void store_moment(const Moment& moment, int i, floatv x, const uint32_t* words) {
-    if constexpr (DTYPE == MomentDtype::fp32) {
+INLINE void store_moment(const Moment& moment, int i, floatv x, uintv random) {
+    if constexpr (DTYPE == MomentDtype::fp32)
         store(static_cast<float*>(moment.data) + i, x);
-    } else {
-        const uintv random = moment_bits(words, i), bits = WHICH == WhichMoment::first ? random >> 16 : random & 0xffff;
-        store_stochastic(static_cast<bf16*>(moment.data) + i, x, bits);
-    }
+    else
+        store_stochastic(static_cast<bf16*>(moment.data) + i, x,
+                         WHICH == WhichMoment::first ? random >> 16 : random & 0xffff);
 }
 
 // Stores a whole block as codes: of the first moment, or of the second one's roots.
 template <WhichMoment WHICH>
-INLINE void store_codes(const Moment& moment, const floatv (&x)[BLOCK_VECTORS], const uint32_t* words) {
+INLINE void store_codes(const Moment& moment, const floatv (&x)[BLOCK_VECTORS], const uintv (&random)[BLOCK_VECTORS]) {
     using Format = MomentFormat<WHICH>;
     constexpr bool is_first = WHICH == WhichMoment::first;
     intv magnitude[BLOCK_VECTORS], largest = {};
     for (int j = 0; j < BLOCK_VECTORS; j++) {
-        magnitude[j] = (intv)x[j] & 0x7fffffff;
+        magnitude[j] = is_first ? (intv)x[j] & 0x7fffffff : (intv)x[j];  // a root is not negative
         largest = max(largest, magnitude[j]);  // floats that are not negative have the order of their bits
     }
     const uint8_t exponent = block_exponent<Format>(__builtin_bit_cast(float, reduce_max(largest)));
     const uint32_t base = code_base<Format>(exponent);
     *moment.exponents = exponent;
     for (int j = 0; j < BLOCK_VECTORS; j++) {
-        const uintv random = moment_bits(words, j * VL);
-        const intv below = is_first ? (intv)(random >> 13) : (intv)random & 0x3ffff;
+        const intv below = is_first ? (intv)(random[j] >> 13) : (intv)random[j] & 0x3ffff;
         const intv sum = (intv)((floatv)magnitude[j] + __builtin_bit_cast(float, base));
         const intv code = (sum - int(base) + below) >> Format::shift;
         uint8_t* const to = static_cast<uint8_t*>(moment.data) + j * VL;
@@ -313,6 +311,32 @@ INLINE void store_codes(const Moment& moment, const floatv (&x)[BLOCK_VECTORS], 
         else
             store_bytes(to, max(code, min(magnitude[j], intv{} + 1)));
     }
+}
+
+// Calls body(i, words) for every block of [begin, end). words: Philox's of the block, if DRAWN. index: that of element
+// 0 in the flat buffer.
+template <bool DRAWN, class Body>
+INLINE void for_blocks(int64_t begin, int64_t end, int64_t index, uint64_t seed, uint64_t stream, const Body& body) {
+    for (; begin < end; begin += VL * FLAT_ALIGN) {
+        uint32_t words[VL][4] = {};
+        if constexpr (DRAWN) random_words(words, seed, stream, uint64_t(index + begin) / FLAT_ALIGN);
+        for (int64_t j = 0; j < VL && begin + j * FLAT_ALIGN < end; j++) body(begin + j * FLAT_ALIGN, words[j]);
+    }
+}
+template <bool DRAWN, class Body>
+static void for_all_blocks(int64_t count, int64_t index, uint64_t seed, uint64_t stream, Body body) {
+    for_chunks(count, 1 << 16,
+               [=](int64_t begin, int64_t end) { for_blocks<DRAWN>(begin, end, index, seed, stream, body); });
+}
+
+void accumulate_rounded(bf16* sum, const float* x, int64_t index, int64_t count, uint64_t seed, int step, int addition,
+                        Stream) {
+    for_all_blocks<true>(count, index, seed, sum_stream(step, addition), [=](int64_t i, const uint32_t* words) {
+        const Moment m(sum + i, nullptr, MomentDtype::bf16);
+        for (int j = 0; j < FLAT_ALIGN; j += VL)
+            store_moment<MomentDtype::bf16, WhichMoment::first>(m, j, load(sum + i + j) + load(x + i + j),
+                                                                moment_bits(words, j));
+    });
 }
 
 // The constants of one AdamW step. inverse1 and inverse2 are 1 / (1 - beta^step). Functions take a copy, because a
@@ -333,6 +357,7 @@ static inline void adamw_block(bf16* weight, float* master, const Moment& m, con
     const float beta1 = s.config.beta1, beta2 = s.config.beta2;
     const uint32_t base1 = base_of_block<MOMENTS, first>(m), base2 = base_of_block<MOMENTS, second>(v);
     floatv means[BLOCK_VECTORS], roots[BLOCK_VECTORS];
+    uintv random[BLOCK_VECTORS];
     for (int j = 0; j < BLOCK_VECTORS; j++) {
         const int i = j * VL;
         floatv w;
@@ -344,13 +369,14 @@ static inline void adamw_block(bf16* weight, float* master, const Moment& m, con
         const floatv mi = beta1 * load_moment<MOMENTS, first>(m, i, base1) + (1.0f - beta1) * g;
         const floatv vi = beta2 * load_moment<MOMENTS, second>(v, i, base2) + (1.0f - beta2) * g * g;
         floatv root;
+        random[j] = moment_bits(words, i);
         if constexpr (in_codes) {
             means[j] = mi;
             roots[j] = square_root(vi);
             root = roots[j] * s.root_of_inverse2;
         } else {
-            store_moment<MOMENTS, first>(m, i, mi, words);
-            store_moment<MOMENTS, second>(v, i, vi, words);
+            store_moment<MOMENTS, first>(m, i, mi, random[j]);
+            store_moment<MOMENTS, second>(v, i, vi, random[j]);
             root = square_root(vi * s.inverse2);
         }
         const floatv update = (mi * s.inverse1) / (root + s.config.eps);
@@ -363,8 +389,8 @@ static inline void adamw_block(bf16* weight, float* master, const Moment& m, con
         }
     }
     if constexpr (in_codes) {
-        store_codes<first>(m, means, words);
-        store_codes<second>(v, roots, words);
+        store_codes<first>(m, means, random);
+        store_codes<second>(v, roots, random);
     }
 }
 
@@ -372,20 +398,16 @@ static inline void adamw_block(bf16* weight, float* master, const Moment& m, con
 template <bool STOCHASTIC, MomentDtype MOMENTS>
 static inline void adamw_run(bf16* weight, float* master, const Moment& m, const Moment& v, const float* grad,
                              int64_t count, float decay, int64_t index, AdamWStep s) {
-    // VL indices of Philox are drawn at once: each has the bits of 8 weights, or those of a block of moments.
-    constexpr int drawn = 8 * VL, at_once = drawn > FLAT_ALIGN ? drawn : int(FLAT_ALIGN), part = VL * int(FLAT_ALIGN);
-    for (int64_t begin = 0; begin < count; begin += part) {
-        uint32_t bits[at_once / 8][4], words[VL][4];
-        if constexpr (MOMENTS != MomentDtype::fp32)
-            random_words(words, s.config.seed, MOMENT_STREAMS + s.step, uint64_t(index + begin) / FLAT_ALIGN);
-        for (int64_t i = begin; i < count && i < begin + part; i += FLAT_ALIGN) {
-            for (int64_t j = i; STOCHASTIC && (i - begin) % at_once == 0 && j < i + at_once; j += drawn)
-                random_words(bits + (j - i) / 8, s.config.seed, ROUNDING_STREAMS + s.step, uint64_t(index + j) / 8);
-            adamw_block<STOCHASTIC, MOMENTS>(weight ? weight + i : nullptr, STOCHASTIC ? nullptr : master + i,
-                                             m.from(i), v.from(i), grad + i, decay, bits[(i - begin) % at_once / 8],
-                                             words[(i - begin) / FLAT_ALIGN], s);
-        }
-    }
+    // VL indices of Philox are drawn at once: each has the bits of 8 weights.
+    constexpr int drawn = 8 * VL, at_once = drawn > FLAT_ALIGN ? drawn : int(FLAT_ALIGN);
+    uint32_t bits[at_once / 8][4];
+    const auto update = [&, s](int64_t i, const uint32_t* words) {
+        for (int64_t j = i; STOCHASTIC && i % at_once == 0 && j < i + at_once; j += drawn)
+            random_words(bits + (j - i) / 8, s.config.seed, ROUNDING_STREAMS + s.step, uint64_t(index + j) / 8);
+        adamw_block<STOCHASTIC, MOMENTS>(weight ? weight + i : nullptr, STOCHASTIC ? nullptr : master + i, m.from(i),
+                                         v.from(i), grad + i, decay, bits[i % at_once / 8], words, s);
+    };
+    for_blocks<MOMENTS != MomentDtype::fp32>(0, count, index, s.config.seed, MOMENT_STREAMS + s.step, update);
 }
 
 template <bool STOCHASTIC>
@@ -420,6 +442,69 @@ void adamw(floatX* weight, float* master, Moment m, Moment v, const float* grad,
         adamw_all<true>(weight, nullptr, m, v, grad, begin, count, decay, s);
 }
 
+// ---- Muon
+
+template <MomentDtype MOMENT>
+static inline void momentum_block(float* out, const Moment& m, const float* grad, float factor, float mu,
+                                  const uint32_t* words) {
+    constexpr auto first = WhichMoment::first;
+    const uint32_t base = base_of_block<MOMENT, first>(m);
+    floatv means[BLOCK_VECTORS];
+    uintv random[BLOCK_VECTORS];
+    for (int j = 0; j < BLOCK_VECTORS; j++) {
+        const floatv g = (1.0f - mu) * (load(grad + j * VL) * factor);
+        means[j] = mu * load_moment<MOMENT, first>(m, j * VL, base) + g;
+        random[j] = moment_bits(words, j * VL);
+        store(out + j * VL, mu * means[j] + g);
+        if constexpr (MOMENT != MomentDtype::block8) store_moment<MOMENT, first>(m, j * VL, means[j], random[j]);
+    }
+    if constexpr (MOMENT == MomentDtype::block8) store_codes<first>(m, means, random);
+}
+
+void muon_momentum(float* out, Moment moment, const float* grad, const float* factor, int64_t index, int64_t count,
+                   float mu, uint64_t seed, int step, Stream) {
+    if (!__builtin_isfinite(*factor)) return void(__builtin_memset(out, 0, size_t(count) * sizeof(float)));
+    with_moments(moment.dtype, [=, f = *factor](auto dtype) {
+        const auto block = [=](int64_t i, const uint32_t* words) {
+            momentum_block<dtype>(out + i, moment.from(i), grad + i, f, mu, words);
+        };
+        for_all_blocks<dtype != MomentDtype::fp32>(count, index, seed, MOMENT_STREAMS + uint64_t(step), block);
+    });
+}
+
+template <class floatX>
+void muon_update(floatX* weight, float* master, const floatX* direction, const float* factor, int64_t index,
+                 int64_t count, float scale, AdamWConfig config, float lr, int step, Stream) {
+    if (!__builtin_isfinite(*factor)) return;
+    constexpr bool rounded = sizeof(floatX) != sizeof(float);
+    if constexpr (!rounded) master = weight;
+    const auto next = [=](auto* weights, int64_t i, auto width) {
+        const floatv w = load(weights + i, width);
+        return w - lr * (scale * load(direction + i, width) + config.weight_decay * w);
+    };
+    for_chunks(count, 1 << 16, [=](int64_t begin, int64_t end) {
+        for (int64_t n, i = begin; i < end; i += n) {
+            // Up to the next element whose bits are drawn. The last vector reads behind them.
+            const int64_t at = (index + i) % (8 * VL);
+            n = 8 * VL - at < end - i ? 8 * VL - at : end - i;
+            uint32_t bits[VL + 2][4] = {};
+            const uint16_t* random = reinterpret_cast<const uint16_t*>(bits) + at;
+            if (!master)
+                random_words(bits, config.seed, ROUNDING_STREAMS + uint64_t(step), uint64_t(index + i - at) / 8);
+            for_vectors(n, [&](int64_t j, auto width) {
+                if (master) {
+                    const floatv w = next(master, i + j, width);
+                    store(master + i + j, w, width);
+                    if constexpr (rounded) store(weight + i + j, w, width);
+                } else if constexpr (rounded) {
+                    store_stochastic(weight + i + j, next(weight, i + j, width),
+                                     to_uint(*reinterpret_cast<const shortv_memory*>(random + j)), width);
+                }
+            });
+        }
+    });
+}
+
 // ---- all operations
 
 template <class floatX>
@@ -433,6 +518,8 @@ int64_t scratch_bytes(int B, int T, int C, int NH, int Vp) {
 #define ENTRY(op) .op = op<floatX>,
 template <class floatX>
 constexpr Operations<floatX> operations{.sum_of_squares = sum_of_squares,
+                                        .accumulate_rounded = accumulate_rounded,
+                                        .muon_momentum = muon_momentum,
                                         .column_sums = column_sums<floatX>,
                                         .matmul_scratch_bytes = matmul_scratch_bytes<floatX>,
                                         .scratch_bytes = scratch_bytes<floatX>,

@@ -107,31 +107,38 @@ void one_step(const Backend& backend, int64_t count, adamw_cases::Master where, 
     }
 }
 
-// The bits that round the first step's means in bf16 are those of Philox for seed, step and element, of a stream that
-// rounds no weights: that of random.h.
+// The bits that round the first step's means are those of Philox for seed, step and element, of a stream that rounds no
+// weights: that of random.h.
 template <class Backend>
 void random_bits(const Backend& backend) {
-    constexpr int64_t count = 192, begin = 5 * FLAT_ALIGN;
+    constexpr int64_t count = (1 << 16) + 192, begin = 5 * FLAT_ALIGN;
     constexpr int step = 7;
     const auto grad = random_tensor<float>(count, 1), factor = filled<float>(1, 1.0f);
-    Tensor<float> want(count);
+    Tensor<float> means(count), want(count);
+    auto codes = filled<float>(count, 0.0f);
+    const Philox random{SEED, (uint64_t(0x5adb) << 48) + step};
     for (int64_t i = 0; i < count; i++) {
-        const uint32_t e = i % FLAT_ALIGN;
-        const Philox random{SEED, (uint64_t(0x5adb) << 48) + step};
-        const uint32_t word = random(uint64_t((begin + i) / FLAT_ALIGN))[e / 16];
-        want[i] = float(round_randomly((1.0f - 0.9f) * grad[i], moment_bits(word, e) >> 16));
+        const uint32_t e = i % FLAT_ALIGN, word = random(uint64_t((begin + i) / FLAT_ALIGN))[e / 16];
+        means[i] = (1.0f - 0.9f) * grad[i];
+        want[i] = float(round_randomly(means[i], moment_bits(word, e) >> 16));
     }
+    cpu::round_moment(moment_in(codes.data(), count, MomentDtype::block8), means.data(), first, begin, count, random);
     backend.on_each_variant([&] {
         Run<float> run(count, adamw_cases::Master::weight_itself, MomentDtype::bf16);
         run.step(backend, ops::adamw<float>, grad, step, begin);
         CHECK(same_bits(run.m(), want));
-        auto out = filled<float>(count, 0.0f), memory = filled<float>(count, 0.0f);
-        const auto muon = [=](float* out, float* m, const float* grad, const float* factor, Stream stream) {
-            ops::muon_momentum(out, moment_in(m, count, MomentDtype::bf16), grad, factor, begin, count, 0.9f, SEED,
-                               step, stream);
-        };
-        backend.call(muon, out, memory, grad, factor);
-        CHECK(same_bits(widened(memory, first, MomentDtype::bf16), want));
+        for (const MomentDtype dtype : NARROW) {
+            auto out = filled<float>(count, 0.0f), memory = filled<float>(count, 0.0f);
+            const auto muon = [=](float* out, float* m, const float* grad, const float* factor, Stream stream) {
+                ops::muon_momentum(out, moment_in(m, count, dtype), grad, factor, begin, count, 0.9f, SEED, step,
+                                   stream);
+            };
+            backend.call(muon, out, memory, grad, factor);
+            if (dtype == MomentDtype::bf16)
+                CHECK(same_bits(widened(memory, first, dtype), want));
+            else
+                CHECK(same_bits(memory, codes));
+        }
     });
 }
 
