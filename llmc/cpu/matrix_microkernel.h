@@ -154,9 +154,8 @@ __attribute__((noinline)) inline void microkernel_rows(float* sums, const bf16* 
             const __m512i b0 = _mm512_load_si512(b + 32 * pair), b1 = _mm512_load_si512(b + TILE + 32 * pair);
 #pragma GCC unroll 8
             for (int r = 0; r < ROWS; r++) {
-                int32_t two;
-                __builtin_memcpy(&two, a + 32 * r + 2 * pair, sizeof two);
-                const __m512i a_pair = _mm512_set1_epi32(two);
+                // not _mm512_set1_epi32, at which clang 17 crashes
+                const __m512i a_pair = _mm512_broadcastd_epi32(_mm_loadu_si32(a + 32 * r + 2 * pair));
                 x[r][0] = add_pair_products(x[r][0], a_pair, b0);
                 x[r][1] = add_pair_products(x[r][1], a_pair, b1);
             }
