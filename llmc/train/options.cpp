@@ -25,11 +25,12 @@ const char* command_name(Command command) { return command_names[int(command)]; 
 
 namespace {
 enum Kind : unsigned {
-    ONE_START = 1,     // never stored in run.toml, so every start has its own
-    FREE = 2,          // a resume accepts another value without a warning
-    SHAPE = 4,         // if one such option is given, a file sets none of them
-    PATH = 8,          // relative to the directory in which the run was started
-    PATTERN = 8 | 16,  // a path that is a shell pattern
+    ONE_START = 1,         // never stored in run.toml, so every start has its own
+    FREE = 2,              // a resume accepts another value without a warning
+    SHAPE = 4,             // if one such option is given, a file sets none of them
+    PATH = 8,              // relative to the directory in which the run was started
+    PATHS = 8 | 16,        // such paths, one in each line
+    PATTERN = 8 | 16 | 32  // such paths that are shell patterns
 };
 
 // An option of the command. CLI11 has its names, section, unit, default, help and values, and sets the field.
@@ -143,7 +144,7 @@ static void set(T& field, const std::string& name, unsigned kind, const std::str
         // The shell leaves --output=~/out as it is.
         const bool is_path = unit.find("DIR") != unit.npos || unit.find("FILE") != unit.npos;
         const char* home = is_path && text.starts_with("~/") ? getenv("HOME") : nullptr;
-        const bool adds_up = kind & PATTERN & ~PATH && !field.empty();  // -i A -i B; else the last one counts
+        const bool adds_up = kind & PATHS & ~PATH && !field.empty();  // -i A -i B; else the last one counts
         field = (adds_up ? field + "\n" : "") + (home ? home + text.substr(1) : text);
     } else if constexpr (std::is_same_v<T, std::vector<std::string>>) {
         ENSURE(!text.empty(), "%s: the text is empty", name.c_str());
@@ -221,15 +222,14 @@ Parser::Parser(const Options& options) : o(options) {
 
 // Returns the path, or the patterns, that a file's option has here. A relative one belongs to the directory in which
 // the run was started; if that is not here, the run was moved together with its data, and the path stays relative.
-static std::string resolve_path(const std::string& path, const std::string& directory, bool is_pattern) {
-    if (const size_t line = is_pattern ? path.find('\n') : path.npos; line != path.npos)
-        return resolve_path(path.substr(0, line), directory, true) + "\n" +
-               resolve_path(path.substr(line + 1), directory, true);
-    const size_t start = path.find_first_not_of('{');  // "{/a,/b}/train_*.bin" is absolute
-    const bool absolute = start == path.npos || path[start] == '/' || path[start] == '~';
-    if (absolute || directory == current_directory() || !is_directory(directory)) return path;
+static std::string resolve_path(const std::string& path, const std::string& directory, unsigned kind) {
+    if (const size_t line = kind & PATHS & ~PATH ? path.find('\n') : path.npos; line != path.npos)
+        return resolve_path(path.substr(0, line), directory, kind) + "\n" +
+               resolve_path(path.substr(line + 1), directory, kind);
+    const char first = path[std::min(path.find_first_not_of('{'), path.size())];  // "{/a,/b}/train_*.bin" is absolute
+    if (strchr("/~", first) || directory == current_directory() || !is_directory(directory)) return path;
     std::string out;
-    for (const char c : directory) out += std::string(is_pattern && strchr("*?[]{}\\", c) ? "\\" : "") + c;
+    for (const char c : directory) out += std::string(kind & PATTERN & ~PATHS && strchr("*?[]{}\\", c) ? "\\" : "") + c;
     return out + "/" + path;
 }
 
@@ -262,7 +262,7 @@ void Parser::read_text(const std::string& path, const std::string& text, bool sa
         const bool not_here = saved ? d->kind & ONE_START : d->from_run;
         if (d->is_set() || not_here || (shape_is_set && d->kind & SHAPE)) continue;
         const bool is_path = d->kind & PATH && !std::ranges::count(words_of(d->option->get_option_text()), value);
-        const std::string here = is_path ? resolve_path(value, directory, d->kind & PATTERN & ~PATH) : value;
+        const std::string here = is_path ? resolve_path(value, directory, d->kind) : value;
         try {
             d->option->add_result(here)->run_callback();
             if (name == "recipe") recipe_text(here);  // refuses an unknown one, with the file's name

@@ -46,7 +46,9 @@ def test_relative_paths_are_relative_to_where_the_run_began_or_to_where_they_are
     began, elsewhere, out = tmp_path / "began [here]", tmp_path / "elsewhere", tmp_path / "run"
     for folder in (began / "data", elsewhere / "near"):
         shutil.copytree(data, folder)
-    run(train_command("--steps 2 --tokenizer data/tokenizer.json", out=out, data="data"), cwd=began)
+    (began / "task.jsonl").write_text('{"context": "a", "continuation": "b"}')
+    options = "--steps 2 --tokenizer data/tokenizer.json --eval-task task.jsonl --val-every 1"
+    run(train_command(options, out=out, data="data"), cwd=began)
     resume(out, "--steps 4 --train-data near/train_*.bin", cwd=elsewhere)
     resume(out, "--steps 6", cwd=tmp_path)
     assert Run(out).last_step() == 5
