@@ -30,6 +30,7 @@ if [ -n "$out" ]; then out=$(cd "$caller" && realpath -m -- "$out"); fi
 name=$(name_of "${inputs[0]}")
 out=${out:-data/$name}
 out=${out#"$PWD"/}
+[[ $out != *[][*?{}\\]* ]] || bad_usage "--out $out: --train-data takes one of []*?{}\\ in its name as a pattern"
 # Packed text is about a third of the text.
 bytes=$(files_in "${inputs[@]}" -printf '%s %p\n' |
     awk '{ sum += tolower($0) ~ /\.(gz|zst|xz|bz2|parquet)$/ ? 3 * $1 : $1 } END { print sum + 0 }')

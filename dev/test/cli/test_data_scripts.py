@@ -40,6 +40,7 @@ def fails(code, text, tree, *command):
     ("fineweb_edu", "1002", "1002: the number of training shards is 1 to 1001"),
     ("climbmix", "0", "0: the number of training shards is 1 to 6542"),
     ("text", "", "name a file or folder of text"),
+    ("text", "text.sh --out a[1]", "--out data/a[1]: --train-data takes one of []*?{}\\ in its name as a pattern"),
 ])
 def test_bad_arguments_are_refused_before_anything_is_fetched(script, options, text, tree):
     fails(2, text, tree, f"./{script}.sh", options)
