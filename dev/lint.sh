@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# lint.sh: checks the form of all tracked files: clang-format, shellcheck, pyflakes, and lines of at most 120 columns.
+# lint.sh: checks the form of all tracked files: clang-format, shellcheck, pyflakes, lines of at most 120 columns, and
+# no file of more than 1 MB, such as a core dump.
 # A tool that is not here is left out, with a line. `make lint` calls it.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
@@ -26,6 +27,8 @@ for path in sys.argv[1:]:
         if len(line) > 121: print(f"{path}:{number}: {len(line) - 1} columns")' | grep .
 }
 check "lines of more than 120 columns" long_lines
+large_files() { ! sources | xargs -d '\n' stat -c '%s bytes: %n' | grep -E '^[0-9]{7}'; }
+check "large files" large_files
 
 mapfile -t cpp < <(sources '*.cpp' '*.h' '*.cu' '*.cuh')
 mapfile -t shell < <(sources '*.sh' '*.sbatch' .ci/run)
