@@ -23,7 +23,7 @@ long_lines() {
     ! sources | grep -vE '\.(md|png|safetensors|jsonl?|txt|tok)$|unicode_table\.inc$|^dev/fuzz/corpus/' |
         xargs -d '\n' python3 -c 'import sys
 for path in sys.argv[1:]:
-    for number, line in enumerate(open(path), 1):
+    for number, line in enumerate(open(path, errors="replace"), 1):
         if len(line) > 121: print(f"{path}:{number}: {len(line) - 1} columns")' | grep .
 }
 check "lines of more than 120 columns" long_lines

@@ -5,9 +5,9 @@
 # kills them. So tasks can save at `timeout 3h srun ...` and at a lost ssh connection. With GraceTime a preempted task
 # gets one SIGTERM, and SIGKILL at the end of that time.
 # Behaviour: srun passes SIGUSR1 on. SIGTERM, SIGHUP and SIGQUIT end its tasks at once by SIGKILL, without any signal
-# before it, where scancel gives them KillWait. A preempted task gets SIGTERM at once, again at the end of GraceTime, and
-# SIGKILL only KillWait later: a program that takes a second SIGTERM for an impatient user, as many do, ends without its
-# save.
+# before it, where scancel gives them KillWait. A preempted task gets SIGTERM at once, again at the end of GraceTime,
+# and SIGKILL only KillWait later: a program that takes a second SIGTERM for an impatient user, as many do, ends without
+# its save.
 # Versions: Slurm 22.05.8 of Debian 12 and 24.11.5 of Debian 13, in minimal systems by debootstrap. Needs root.
 # Output seen: that of `want` below. Exit code 1 if it has changed.
 set -euo pipefail

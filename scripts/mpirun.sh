@@ -3,7 +3,8 @@
 #
 # mpirun itself kills the ranks within 2 s (Open MPI 4) or 0.5 s (Open MPI 5) of such a signal. So it is blocked in
 # mpirun, which gets SIGUSR1 instead, and passes that on at once. It drops a signal that comes before its ranks exist,
-# or hangs at its end; so the first one waits until a rank asks for it by SIGURG. A second ends the ranks without a save.
+# or hangs at its end; so the first one waits until a rank asks for it by SIGURG. A second ends the ranks without a
+# save.
 set -uo pipefail
 
 trap 'if [ -v joined ] || [ -v asked ]; then kill -USR1 ${!-} 2>/dev/null; fi; asked=1' INT TERM HUP USR1 USR2 XCPU

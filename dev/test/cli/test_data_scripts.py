@@ -219,7 +219,7 @@ def test_without_a_network_a_script_names_the_file_to_download_by_hand(edu):
 
 @pytest.fixture
 def mirror(tree, tmp_path):
-    """mirror(VERSION, FILES) is a package mirror in the place of apt-get, whose linux-source has these texts by name."""
+    """mirror(VERSION, FILES) stands in for apt-get: its mirror's linux-source has these texts by name."""
 
     def package(name, version, depends=""):
         control = tmp_path / name / "DEBIAN/control"

@@ -62,7 +62,7 @@ def endless(hosts, train_in_background, more_data, tmp_path):
     """Starts an endless run on two hosts; returns both."""
     group = hosts(2)
     # mpirun notices a lost host after the ranks: Open MPI 5's would end with exit code 0.
-    process = train_in_background(MODEL, "--steps 100000 --timeout 5", out=tmp_path / "run", data=more_data,
+    process = train_in_background(MODEL, "--steps 100000 --timeout 10", out=tmp_path / "run", data=more_data,
                                   by=group.ranks(1, keepalive="30 2 5"), val=False)
     process.wait_for_step(tmp_path / "run", 3)
     return group, process
@@ -74,7 +74,7 @@ def test_cut_cable_ends_the_run_and_the_error_says_where_it_was(endless):
     process.wait_for(lambda: "no progress" in process.output, "the error of a rank")
     group.give_up_soon()
     assert process.wait() != 0
-    assert f"error: rank 0 on {group.names[0]}: no progress for 5 s (--timeout): step" in process.output
+    assert f"error: rank 0 on {group.names[0]}: no progress for 10 s (--timeout): step" in process.output
     group.wait_until_empty()
 
 
