@@ -27,8 +27,8 @@ WARN := -Wall -Wextra $(if $(filter 1,$(WERROR)),-Werror) -Wno-pass-failed
 OPTIMIZE = $(if $(filter 1,$(DEBUG)),-O0,$(if $(SANITIZE),$(2),$(1)) -fno-math-errno -fno-trapping-math)
 OPT     := $(call OPTIMIZE,-Og,-O0)
 INFO    := $(if $(filter 1,$(DEBUG)),-g,-g1)
-# Only the vector variants of the CPU's operations may fuse a multiply and an add: initial weights must have the same
-# bits on every architecture, and the reference of an operation computes as it is written.
+# No compiler fuses a multiply and an add by itself: each would choose others, and weights would have other bits. The
+# CPU's operations ask for it (multiply_add in llmc/cpu/vec.h).
 CONTRACT := -ffp-contract=off
 INCLUDES := -Illmc -Idev/test
 CXXFLAGS  = -std=c++20 $(OPT) $(CONTRACT) $(INFO) $(WARN) $(OPENMP) $(INCLUDES) $(CPPFLAGS) -pthread
@@ -75,7 +75,6 @@ $(foreach folder,$(BUILD) $(BUILD)/cuda $(BUILD)/units,$(FAST:%=$(folder)/%.o)):
 # functions, and the linker could choose these for all of the program. test_cpu_isa.py looks for them.
 VARIANTS      := $(basename $(shell grep -l '^$(HASH)define VARIANT ' llmc/cpu/*.cpp))
 variant_flags  = $(shell sed -n 's,^// $(ARCH): ,,p' $(1:=.cpp))
-$(VARIANTS:%=$(BUILD)/%.o): CONTRACT :=
 $(VARIANTS:%=$(BUILD)/%.o): OPT := $(subst -O0,-O1,$(call OPTIMIZE,-O3,-O1))
 $(foreach v,$(VARIANTS),$(eval $(BUILD)/$v.o: CXXFLAGS += $(call variant_flags,$v)))
 

@@ -154,6 +154,20 @@ INLINE floatv mask_lanes(floatv x, float other, Partial partial) {
     return x;
 }
 
+// a * b + c, rounded once where the instruction set can. Compilers fuse nothing by themselves (-ffp-contract=off), as
+// each would choose others.
+INLINE floatv multiply_add(floatv a, floatv b, floatv c) {
+#if defined(__AVX512F__)
+    return (floatv)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__)
+    return (floatv)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+    return (floatv)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    return a * b + c;
+#endif
+}
+
 INLINE floatv max(floatv a, floatv b) { return a > b ? a : b; }  // b where either is NaN
 
 // 0 where x < limit, else value. On arm64 gcc 12 compiles ?: to x >= limit and two tests for NaN, hence the intrinsics.
@@ -208,15 +222,14 @@ INLINE floatv square_root(floatv x) {
 // digits that its product with n is exact.
 INLINE floatv exp(floatv x) {
     const floatv rounder = broadcast(0x1.8p23f);
-    const floatv shifted = x * 1.44269504f + rounder, n = shifted - rounder;
-    floatv f = x - n * 0.693359375f;
-    f = f + n * 2.1219444e-4f;
-    floatv q = f * 1.3814466e-3f + 8.368781e-3f;
-    q = q * f + 4.1668393e-2f;
-    q = q * f + 1.666652e-1f;
-    q = q * f + 4.9999994e-1f;
+    const floatv shifted = multiply_add(x, broadcast(1.44269504f), rounder), n = shifted - rounder;
+    const floatv f = multiply_add(n, broadcast(2.1219444e-4f), multiply_add(n, broadcast(-0.693359375f), x));
+    floatv q = multiply_add(f, broadcast(1.3814466e-3f), broadcast(8.368781e-3f));
+    q = multiply_add(q, f, broadcast(4.1668393e-2f));
+    q = multiply_add(q, f, broadcast(1.666652e-1f));
+    q = multiply_add(q, f, broadcast(4.9999994e-1f));
     const floatv power = (floatv)(((uintv)shifted << 23) + 0x3f800000);  // 2^n
-    const floatv value = (q * (f * f) + f + 1.0f) * power;
+    const floatv value = (multiply_add(q, f * f, f) + 1.0f) * power;
     const floatv bounded = x > 88.3f ? broadcast(__builtin_inff()) : value;
     return zero_below(x, -87.3f, bounded);
 }
@@ -225,7 +238,18 @@ INLINE floatv exp(floatv x) {
 // s is (1 + tanh u) / 2 without its cancellation for negative u.
 constexpr float gelu_slope = 1.5957691216f, gelu_cubic = 0.044715f;  // 2 sqrt(2/pi)
 
-INLINE floatv gelu(floatv x) { return x * (1.0f / (1.0f + exp(-gelu_slope * x * (1.0f + gelu_cubic * x * x)))); }
+INLINE floatv logistic_2u(floatv x) {
+    return 1.0f / (1.0f + exp(-gelu_slope * x * multiply_add(gelu_cubic * x, x, broadcast(1.0f))));
+}
+INLINE floatv gelu(floatv x) { return x * logistic_2u(x); }
+
+// d gelu / dx = s + s (1 - s) x 2u'. Beyond |x| = 12, s is below 1e-38 or 1, and x^3 may overflow: x is clamped there.
+INLINE floatv gelu_derivative(floatv x) {
+    x = x > 12.0f ? broadcast(12.0f) : x;
+    x = x < -12.0f ? broadcast(-12.0f) : x;
+    const floatv s = logistic_2u(x), slope = multiply_add(3 * gelu_cubic * x, x, broadcast(1.0f));
+    return multiply_add(s * (1.0f - s), gelu_slope * x * slope, s);
+}
 
 // One step of a transposition, for rows a = x[i] and b = x[i + HALF]: swaps the lanes of a whose number has the bit
 // HALF with the lanes of b whose number lacks it.

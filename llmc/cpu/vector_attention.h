@@ -45,8 +45,8 @@ static inline void matmul_tile(float* c, int ldc, const float* a, int a_row_stri
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; r++) {
             const floatv x = broadcast(a[r * a_row_stride + k * a_k_stride]);
-            left[r] += x * b_left;
-            right[r] += x * b_right;
+            left[r] = multiply_add(x, b_left, left[r]);
+            right[r] = multiply_add(x, b_right, right[r]);
         }
     }
 #pragma GCC unroll 8

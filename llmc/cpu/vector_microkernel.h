@@ -47,37 +47,6 @@ struct Operand {
     Operand transpose() const { return {data, !transposed, ld}; }
 };
 
-// exp for the GELU, written so that compilers vectorize loops over it: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2].
-// The relative error is 1e-7. NaN stays NaN.
-INLINE float scalar_exp(float x) {
-    x = x > 88.0f ? 88.0f : x;
-    x = x < -87.0f ? -87.0f : x;
-    const float shifted = x * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: the integer is in the low bits
-    const float n = shifted - 12582912.0f;
-    const float f = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-    float p = 1.9875691500e-4f;
-    p = p * f + 1.3981999507e-3f;
-    p = p * f + 8.3334519073e-3f;
-    p = p * f + 4.1665795894e-2f;
-    p = p * f + 1.6666665459e-1f;
-    p = p * f + 0.5f;
-    p = p * f * f + f + 1.0f;
-    return p * __builtin_bit_cast(float, (__builtin_bit_cast(uint32_t, shifted) << 23) + 0x3f800000u);
-}
-
-// The GELU of vec.h, for loops that compilers vectorize.
-INLINE float exp_minus_2u(float x) { return scalar_exp(-gelu_slope * (x + gelu_cubic * x * x * x)); }
-INLINE float scalar_gelu(float x) { return x / (1.0f + exp_minus_2u(x)); }
-
-// d gelu / dx = s + s (1 - s) x 2u', where s is the logistic function of 2u. Beyond |x| = 12, s is below 1e-38 or 1,
-// and x^3 may overflow, so x is clamped there.
-INLINE float scalar_gelu_derivative(float x) {
-    x = x > 12.0f ? 12.0f : x;
-    x = x < -12.0f ? -12.0f : x;
-    const float s = 1.0f / (1.0f + exp_minus_2u(x));
-    return s + s * (1.0f - s) * (gelu_slope * x * (1.0f + 3 * gelu_cubic * x * x));
-}
-
 // A vector of LANES floats that may lie anywhere in memory and alias other types.
 template <int LANES>
 struct VectorOf {
@@ -185,8 +154,8 @@ void microkernel(float* c, int64_t ldc, const float* a, const float* b, int dept
 #pragma GCC unroll 16
         for (int i = 0; i < MR; i++) {
             const floatv x = COPIES > 1 ? load(a + i * COPIES) : broadcast(a[i]);
-            sums[i][0] += x * b0;
-            sums[i][1] += x * b1;
+            sums[i][0] = multiply_add(x, b0, sums[i][0]);
+            sums[i][1] = multiply_add(x, b1, sums[i][1]);
         }
     }
 #pragma GCC unroll 16
@@ -198,42 +167,27 @@ void microkernel(float* c, int64_t ldc, const float* a, const float* b, int dept
         }
 }
 
-// out = sums + bias + residual, or its GELU, for `count` elements of a row. sums may be out itself: without `omp simd`
-// the compilers' overlap test would then choose the scalar loop.
-template <class floatX>
-INLINE void epilogue_loop(floatX* out, floatX* pre_gelu, const float* sums, const floatX* bias, const floatX* residual,
-                          int count) {
-#pragma omp simd
-    for (int i = 0; i < count; i++) {
-        float x = bias ? sums[i] + float(bias[i]) : sums[i];
-        if (residual) x += float(residual[i]);
-        if (pre_gelu) round_to(pre_gelu[i], x);
-        round_to(out[i], pre_gelu ? scalar_gelu(x) : x);
-    }
-}
-
-// Epilogue of matmul_forward; pre_gelu, bias and residual may be null. The null pointers are constants, so that each
-// loop is without the other's branches.
+// out = sums + bias + residual, or its GELU, for `count` elements of a row: the epilogue of matmul_forward. pre_gelu,
+// bias and residual may be null.
 template <class floatX>
 void forward_epilogue(floatX* out, floatX* pre_gelu, const float* sums, const floatX* bias, const floatX* residual,
                       int count) {
-    if (pre_gelu)
-        epilogue_loop<floatX>(out, pre_gelu, sums, bias, nullptr, count);
-    else
-        epilogue_loop<floatX>(out, nullptr, sums, bias, residual, count);
+    for_vectors(count, [=](int64_t i, auto width) {
+        floatv x = load(sums + i, width);
+        if (bias) x += load(bias + i, width);
+        if (residual) x += load(residual + i, width);
+        if (pre_gelu) store(pre_gelu + i, x, width);
+        store(out + i, pre_gelu ? gelu(x) : x, width);
+    });
 }
 
-// Epilogue of matmul_backward's input gradient: the GELU's derivative. pre_gelu may be null. Two loops, because in one
-// compilers compute the derivative in any case.
+// Epilogue of matmul_backward's input gradient: the GELU's derivative. pre_gelu may be null.
 template <class floatX>
 void dinp_epilogue(floatX* dinp, const float* sums, const floatX* pre_gelu, int count) {
-    if (pre_gelu) {
-#pragma omp simd
-        for (int i = 0; i < count; i++) round_to(dinp[i], sums[i] * scalar_gelu_derivative(float(pre_gelu[i])));
-    } else {
-#pragma omp simd
-        for (int i = 0; i < count; i++) round_to(dinp[i], sums[i]);
-    }
+    for_vectors(count, [=](int64_t i, auto width) {
+        const floatv x = load(sums + i, width);
+        store(dinp + i, pre_gelu ? x * gelu_derivative(load(pre_gelu + i, width)) : x, width);
+    });
 }
 
 // The dot product of x (count) and y (count), as 16 interleaved partial sums: vector code needs no reassociation.

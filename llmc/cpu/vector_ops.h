@@ -189,8 +189,12 @@ void gelu_forward(Out<floatX> out, const floatX* inp, int64_t count, Stream) {
 
 template <class floatX>
 void gelu_backward(Out<floatX> dinp, const floatX* inp, const floatX* dout, int64_t count, Stream) {
-#pragma omp parallel for simd schedule(static)
-    for (int64_t i = 0; i < count; i++) round_to(dinp.data[i], float(dout[i]) * scalar_gelu_derivative(float(inp[i])));
+    for_chunks(count, 1 << 14, [=](int64_t begin, int64_t end) {
+        for_vectors(end - begin, [&](int64_t i, auto width) {
+            const floatv slope = gelu_derivative(load(inp + begin + i, width));
+            store(dinp.data + begin + i, load(dout + begin + i, width) * slope, width);
+        });
+    });
 }
 
 // ---- The head
