@@ -241,12 +241,17 @@ static void read_merges(TokenizerParser& p, const Json& merges) {
 }
 
 // Finds the token that ends documents. No text may be merged into it. Returns whether transformers finds it, too.
+// <|endoftext|> is text for transformers if it is no added token and has no role.
 static bool find_end_of_text(TokenizerParser& p) {
-    std::vector<int> candidates = {find_id(p, END_OF_TEXT), find_id(p, role(p, "eos_token")),
+    const int usual = find_id(p, END_OF_TEXT);
+    bool is_special = is_added(p.tokenizer, usual);
+    for (const char* name : {"bos_token", "eos_token", "unk_token"}) is_special |= role(p, name) == END_OF_TEXT;
+    std::vector<int> candidates = {is_special ? usual : -1, find_id(p, role(p, "eos_token")),
                                    find_id(p, content_of(p.config["eos_token"]))};  // its role may be another file's
     const Json& in_model = p.model["eos_token_id"];
     for (const Json& id : in_model.type == Json::array ? in_model.items : std::vector{in_model})
         candidates.push_back(id.is_index(p.tokenizer.vocab_size()) ? id.get<int>() : -1);
+    candidates.push_back(usual);
     for (const char* name : {"</s>", "<|end_of_text|>", "<eos>", "[EOS]"}) candidates.push_back(find_id(p, name));
     const auto found = std::ranges::find_if(candidates, [&](int id) {
         return id >= 0 && std::ranges::count(p.tokenizer.byte_tokens, id) == 0 &&
@@ -342,7 +347,8 @@ static void complete_config(TokenizerParser& p, std::string& config, bool end_is
 
 // Returns the content of vocab.json and merges.txt in the form of tokenizer.json.
 static Json read_two_files(const TokenizerParser& p) {
-    std::istringstream lines(p.files.at("merges.txt"));
+    const std::string& text = p.files.at("merges.txt");
+    std::istringstream lines(text.starts_with("\xef\xbb\xbf") ? text.substr(3) : text);  // a byte order mark
     Json file, merges = std::vector<Json>();
     for (std::string line; std::getline(lines, line);) {
         if (line.ends_with('\r')) line.pop_back();

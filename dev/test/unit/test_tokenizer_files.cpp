@@ -33,13 +33,14 @@ TEST_CASE("a saved tokenizer is loaded by its directory, by each of its files, a
     CHECK(contains(read_bytes(folder / "tokenizer_config.json"), "\"model_max_length\": 128"));
 }
 
-TEST_CASE("merges.txt may lack its last newline and its first line, and may have Windows line ends") {
+TEST_CASE("merges.txt may lack its last newline and its first line, and may have Windows line ends and a mark") {
     TemporaryDirectory folder;
     save_tokenizer(small_tokenizer(), folder.path);
     const std::string vocab = read_bytes(folder / "vocab.json"), merges = read_bytes(folder / "merges.txt");
     std::string windows;
     for (const char c : merges) windows += c == '\n' ? "\r\n" : std::string(1, c);
-    for (const std::string& text : {merges.substr(0, merges.size() - 1), merges.substr(merges.find('\n') + 1), windows})
+    for (const std::string& text :
+         {merges.substr(0, merges.size() - 1), merges.substr(merges.find('\n') + 1), windows, "\xef\xbb\xbf" + merges})
         check_equal(parse_tokenizer({{"vocab.json", vocab}, {"merges.txt", text}}, "test"), small_tokenizer());
 }
 
@@ -173,6 +174,12 @@ TEST_CASE("documents end with the token that the files name, where there is no <
     CHECK(end("<end>", "config.json", R"({"eos_token_id": [50256, 3, 256, 257]})") == 257);  // the others are text
     CHECK(end("</s>", "config.json", R"({"eos_token_id": 50256})") == 257);
     CHECK(contains(refusal([&] { end("<end>", "config.json", "{}"); }), "no token ends documents: there is neither"));
+
+    // As in transformers <|endoftext|> is text, if the three roles that it has by default are those of others.
+    write_bytes(folder / "added_tokens.json", R"({"<bos>": 258, "<eos>": 259, "<unk>": 260})");
+    CHECK(end(END_OF_TEXT, "tokenizer_config.json",
+              R"({"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"})") == 259);
+    CHECK(end(END_OF_TEXT, "tokenizer_config.json", R"({"bos_token": "<bos>", "eos_token": "<eos>"})") == 257);
 }
 
 TEST_CASE("added_tokens.json of older directories adds its tokens") {
