@@ -256,13 +256,13 @@ void Parser::read_text(const std::string& path, const std::string& text, bool sa
         }
         Declared* d = find("--" + name);
         if (!d) fail(EXIT_BAD_DATA, "%s: %s", path.c_str(), unknown_option("--" + name, known).c_str());
-        if (saved) o.saved[name] = d->json().type == Json::string ? toml_quoted(value) : value;
+        const bool is_path = d->kind & PATH && !std::ranges::count(words_of(d->option->get_option_text()), value);
+        const std::string here = is_path ? resolve_path(value, directory, d->kind) : value;
+        if (saved) o.saved[name] = d->json().type == Json::string ? toml_quoted(here) : value;
         if (name == "cooldown" && leaves_cooldown) continue;
         if (!saved && d->from_run && !d->has(value)) kept += " --" + name + " " + shell_word(d->value());
         const bool not_here = saved ? d->kind & ONE_START : d->from_run;
         if (d->is_set() || not_here || (shape_is_set && d->kind & SHAPE)) continue;
-        const bool is_path = d->kind & PATH && !std::ranges::count(words_of(d->option->get_option_text()), value);
-        const std::string here = is_path ? resolve_path(value, directory, d->kind) : value;
         try {
             d->option->add_result(here)->run_callback();
             if (name == "recipe") recipe_text(here);  // refuses an unknown one, with the file's name
