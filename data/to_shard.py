@@ -21,12 +21,13 @@ import sys
 MAGIC, SHARD_TOKENS = 20240520, 100_000_000
 DTYPES = {"uint16": "H", "uint32": "I", "int32": "i", "uint64": "Q", "int64": "q"}  # typecodes of array.array
 NUMPY_TYPES = {"<u2": "H", "<u4": "I", "<i4": "i", "<u8": "Q", "<i8": "q"}
-MEGATRON_TYPES = {4: "i", 5: "q", 8: "H"}
+MEGATRON_TYPES = {1: "B", 4: "i", 5: "q", 8: "H"}
 LITDATA_TYPES = {"no_header_tensor:16": "i", "no_header_tensor:18": "q", "no_header_tensor:20": "H"}
 MEGATRON_INDEX = b"MMIDIDX\0\0"
 OTHERS = {b"PK\3\4": "a zip archive (.npz?)", b"PK\5\6": "an empty zip archive", b"7z\xbc\xaf\x27\x1c": "a 7z archive",
-          b"Rar!\x1a\7": "a rar archive", b"\x1f\x8b": "compressed (gzip)", b"\x28\xb5\x2f\xfd": "compressed (zstd)",
-          b"\xfd7zXZ\0": "compressed (xz)", b"\x04\x22\x4d\x18": "compressed (lz4)",
+          b"Rar!\x1a\7": "a rar archive", b"\x1f\x8b\x08": "compressed (gzip)",
+          b"\x28\xb5\x2f\xfd": "compressed (zstd)", b"\xfd7zXZ\0": "compressed (xz)",
+          b"\x04\x22\x4d\x18": "compressed (lz4)",
           b"PAR1": "a Parquet file", b"ARROW1": "an Arrow or Feather file", b"FEA1": "a Feather file",
           b"\xff\xff\xff\xff": "an Arrow stream", b"Obj\1": "an Avro file", b"\x89HDF\r\n": "an HDF5 file",
           b"SQLite format 3\0": "an SQLite database", b"GGUF": "a model of llama.cpp (GGUF)",
@@ -46,19 +47,24 @@ def reading(path, what):
         sys.exit(f"{path}: {what} is damaged: {error}")
 
 
+def check_rest(file, tokens, width):
+    """Exits unless so many tokens of so many bytes are left in the file."""
+    rest = os.path.getsize(file.name) - file.tell()
+    if tokens * width != rest:
+        sys.exit(f"{file.name}: is cut off or too long: its header says {tokens} tokens, and {rest} bytes follow")
+
+
 def numpy_header(file):
     """Returns the type of the tokens, and leaves the file at the first token."""
     file.seek(6)
     major = file.read(2)[0]
     length = struct.unpack("<H", file.read(2))[0] if major == 1 else struct.unpack("<I", file.read(4))[0]
     header = ast.literal_eval(file.read(length).decode("latin-1").strip())
-    if header["descr"] not in NUMPY_TYPES or len(header["shape"]) != 1:
+    if str(header["descr"]) not in NUMPY_TYPES or len(header["shape"]) != 1:
         sys.exit(f"{file.name}: is an array {header['shape']} of {header['descr']}; "
                  "tokens must be one-dimensional uint16, uint32, int32, uint64 or int64")
-    kind, tokens = NUMPY_TYPES[header["descr"]], header["shape"][0]
-    if tokens * array.array(kind).itemsize != os.path.getsize(file.name) - file.tell():
-        sys.exit(f"{file.name}: is cut off or too long: its header says {tokens} tokens, and "
-                 f"{os.path.getsize(file.name) - file.tell()} bytes follow")
+    kind = NUMPY_TYPES[header["descr"]]
+    check_rest(file, header["shape"][0], array.array(kind).itemsize)
     return kind
 
 
@@ -155,10 +161,12 @@ def token_type(file, size, args):
     if start[:6] == b"\x93NUMPY":
         return numpy_header(file)
     if start[:8] == b"BIN.TOK\n":
-        version, width = struct.unpack("<ii", start[8:16])
-        if version != 2 or width not in (2, 4):
-            sys.exit(f"{file.name}: version {version} with {width} bytes per token is not supported")
+        version, width, tokens, _, has_masks = struct.unpack("<5i", start[8:28])
+        if version != 2 or width not in (2, 4) or has_masks:
+            sys.exit(f"{file.name}: version {version} with {width} bytes per token and {'' if has_masks else 'no '}"
+                     "masks is not supported")
         file.seek(1024)
+        check_rest(file, tokens, width)
         return "H" if width == 2 else "I"
     if start[:4] == struct.pack("<i", MAGIC):
         sys.exit(f"{file.name}: is a token shard already")

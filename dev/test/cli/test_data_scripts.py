@@ -287,6 +287,12 @@ def npy(kind, *tokens):
     return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + values
 
 
+def llmq(count, masks):
+    """A file of LLM.Q's scripts/tokenize_data.py with the tokens 0, 1, ..., without the masks behind them."""
+    header = b"BIN.TOK\n" + struct.pack("<5i", 2, 4, count, 50257, masks)
+    return header.ljust(1023, b"*") + b"\n" + struct.pack(f"<{count}i", *range(count))
+
+
 @pytest.mark.parametrize("name, content, message", [
     ("tokens.bin", b"\1" * 3, "3 bytes are not a whole number of 2-byte tokens"),
     ("short.bin", b"\1\0\2\0", "may have tokens of 2 or of 4 bytes; give --dtype uint16 or --dtype uint32"),
@@ -294,6 +300,10 @@ def npy(kind, *tokens):
     ("lfs.bin", b"version https://git-lfs.github.com/spec/v1\n", "is a git-lfs pointer (run git lfs pull)"),
     ("tokens.npy", b"\x93NUMPY\x01\x00\x04\x00{]}\n", "its header is damaged"),
     ("tokens.tok", b"BIN.TOK\n\x02", "its header is damaged"),
+    ("table.npy", b"\x93NUMPY\1\0\x44\0" + b"{'descr': [('a', '<u2')], 'shape': (9,)}".ljust(68),
+     "is an array (9,) of [('a', '<u2')]; tokens must be one-dimensional uint16"),
+    ("cut.tok", llmq(3, False)[:-4], "is cut off or too long: its header says 3 tokens, and 8 bytes follow"),
+    ("masks.tok", llmq(3, True) + b"\7", "version 2 with 4 bytes per token and masks is not supported"),
     ("a.txt", "It is a café.\n".encode(), "is text, not tokens; tokenize it with train_gpt2 tokenize"),
     ("long.txt", "é".encode() * 3000 + b"\0", "is text, not tokens"),  # its 4096th byte is within a character
     ("tokens.npz", b"PK\3\4....", "is a zip archive"),
@@ -332,7 +342,10 @@ def test_to_shard_refuses_a_bad_input_in_one_line(name, content, message, tmp_pa
     (npy("<i8", 1, 50256), "", [20240520, 1, 2, 0], b"\1\0\x50\xc4"),
     (npy("<u8", 1, 99999), "--vocab-size 100000", [20240520, 2, 2, 100000], b"\1\0\0\0\x9f\x86\1\0"),
     (npy("<i4", 1, 2), "", [20240520, 1, 2, 0], b"\1\0\2\0"),
-], ids=["bare", "2 bytes", "4 bytes", "a wide vocabulary", "8 bytes", "others", "int64", "uint64", "int32"])
+    (llmq(3, False), "", [20240520, 1, 3, 0], b"\0\0\1\0\2\0"),
+    (b"\x1f\x8b\2\xff", "--dtype uint16", [20240520, 1, 2, 0], b"\x1f\x8b\2\xff"),  # as gzip begins
+], ids=["bare", "2 bytes", "4 bytes", "a wide vocabulary", "8 bytes", "others", "int64", "uint64", "int32", "LLM.Q",
+        "35615"])
 def test_to_shard_writes_a_header_and_the_tokens(content, options, header, tokens, tmp_path):
     (tmp_path / "tokens").write_bytes(content)
     run("python3 data/to_shard.py", tmp_path / "tokens", tmp_path / "shard.bin", options)
@@ -345,9 +358,11 @@ def test_to_shard_takes_the_size_of_tokens_from_megatrons_and_datatroves_index(t
         run("python3 data/to_shard.py", tmp_path / name, tmp_path / "shard.bin", "--vocab-size 100000")
         return struct.unpack("<3I", (tmp_path / "shard.bin").read_bytes()[1024:])
 
-    (tmp_path / "a.bin").write_bytes(struct.pack("<3H", 1, 2, 3))
-    (tmp_path / "a.idx").write_bytes(struct.pack("<9sQBQQ2i2q3q", b"MMIDIDX\0\0", 1, 8, 2, 3, 1, 2, 0, 2, 0, 1, 2))
-    assert tokens("a.bin") == (1, 2, 3)
+    for code, kind in ((1, "B"), (8, "H")):
+        (tmp_path / "a.bin").write_bytes(struct.pack(f"<3{kind}", 1, 2, 3))
+        index = struct.pack("<9sQBQQ2i2q3q", b"MMIDIDX\0\0", 1, code, 2, 3, 1, 2, 0, 2, 0, 1, 2)
+        (tmp_path / "a.idx").write_bytes(index)
+        assert tokens("a.bin") == (1, 2, 3)
     for kind in "HI":
         (tmp_path / "b.ds").write_bytes(struct.pack(f"<3{kind}", 1, 2, 3))
         (tmp_path / "b.ds.index").write_bytes(struct.pack("<2Q", 1, 3))
