@@ -75,8 +75,9 @@ static std::vector<std::vector<Score>> score_all(const Options& o, Comm& comm, c
 static void check_rows(const Options& o) {
     std::error_code ignored;
     if (o.rows.empty() || !path_exists(o.rows)) return;
-    if (!std::filesystem::is_regular_file(o.rows, ignored))
-        fail(EXIT_CANNOT_CREATE, "--rows %s is no regular file; give the name of a file, which is replaced",
+    if (!std::filesystem::is_regular_file(o.rows, ignored) ||
+        std::filesystem::equivalent(o.rows, "/dev/stdout", ignored))
+        fail(EXIT_CANNOT_CREATE, "--rows %s is no regular file, or stdout; give the name of a file, which is replaced",
              o.rows.c_str());
     std::istringstream files(o.task);
     for (std::string file; std::getline(files, file);)

@@ -179,6 +179,8 @@ def test_bad_rows_and_files_are_refused_before_the_model_is_loaded(trained, task
     refused(73, f"--rows {tmp_path}/pipe is no regular file", task, tasks / CHOICES, "--rows", tmp_path / "pipe")
     (tmp_path / "link").symlink_to("none")
     refused(73, f"--rows {tmp_path}/link is no regular file", task, tasks / CHOICES, "--rows", tmp_path / "link")
+    command = f"{PROGRAM} eval --init {trained.folder} --task {tasks / CHOICES} --rows /dev/stdout >{tmp_path}/out"
+    refused(73, "--rows /dev/stdout is no regular file, or stdout", ["bash", "-c", command])
     refused(2, "is a file of --task", task, f"{tasks}/words.jsonl,{tasks / CHOICES}", "--rows", tasks / CHOICES)
     text = "--eval-task is evaluated after a validation: give --val-data, and an --eval-every that is a multiple of " \
            "--val-every "
