@@ -272,7 +272,8 @@ static int best_choice(const TaskRow& row, const Score* scores, double (*value)(
 
 TaskResult summarize(const Task& task, const std::vector<Score>& scores) {
     TaskResult r = {task.name, int64_t(task.rows.size()), task.cut, task.has_choices()};
-    double sum = 0.0;
+    double sum = 0.0, unknown = 0.0;  // unknown: NaN if a score is
+    for (const Score& score : scores) unknown += std::isnan(score.logprob) ? std::fabs(score.logprob) : 0.0;
     const Score* own = scores.data();
     for (const TaskRow& row : task.rows) {
         r.acc += r.has_choices ? best_choice(row, own, by_sum) == row.gold : own->greedy == 1.0;
@@ -281,8 +282,8 @@ TaskResult summarize(const Task& task, const std::vector<Score>& scores) {
         sum += own->logprob;
         own += row.choices.size();
     }
-    for (double* fraction : {&r.acc, &r.acc_mean, &r.acc_norm}) *fraction /= double(r.rows);
-    r.perplexity = std::exp(-sum / double(r.rows));
+    for (double* fraction : {&r.acc, &r.acc_mean, &r.acc_norm}) *fraction = (*fraction + unknown) / double(r.rows);
+    r.perplexity = std::exp(unknown - sum / double(r.rows));
     return r;
 }
 

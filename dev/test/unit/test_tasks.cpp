@@ -233,6 +233,7 @@ TEST_CASE("accuracies by sum, mean and bytes, standard error and perplexity, by 
     CHECK(r.acc_norm == 0.5);  // -0.5 beats -1; -0.625 beats -1.67
     CHECK(r.error_of(r.acc) == 0.5);
     CHECK(r.text() == "2 rows, acc 0.5000 +- 0.5000, acc_mean 0.0000 +- 0.0000, acc_norm 0.5000 +- 0.5000");
+    CHECK(std::isnan(summarize(task, {scores[0], scores[1], scores[2], {NAN, NAN, 0}}).acc));  // of a broken model
     const std::string line = rows_json(task, scores).substr(0, rows_json(task, scores).find('\n'));
     CHECK(line == R"({"gold":0,"greedy":[false,false],"logprobs":[-3.0,-4.0],"prediction":0,"row":0,"task":"t",)"
                   R"("tokens":[1,2]})");
