@@ -102,7 +102,9 @@ struct ShardSet {
             ShardWriter& writer = *shards.back();
             const int64_t part = std::min(count, shard_tokens - writer.tokens);
             writer.append(data, part);
-            data += part, count -= part, tokens += part;
+            data += part;
+            count -= part;
+            tokens += part;
         }
     }
 };

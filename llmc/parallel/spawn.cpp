@@ -82,8 +82,8 @@ static void block_in_mpirun() {
 static void become_mpirun(int count, char** argv) {
     const std::string number = std::to_string(count);
     std::vector<const char*> words = {"mpirun", "-np", number.c_str()};
-    do words.push_back(*argv);
-    while (*argv++);
+    for (char** word = argv; *word; word++) words.push_back(*word);
+    words.push_back(nullptr);
     // Variables of Open MPI 4 and 5: ranks are not bound to cores, may be more than the cores, stay on this machine if
     // a scheduler has granted several, and exchange data by shared memory. Without a remote shell, no ssh is needed.
     for (const auto& [name, value] : {std::pair("OMPI_MCA_hwloc_base_binding_policy", "none"),
@@ -128,8 +128,10 @@ static sigset_t block_signals() {
     sigemptyset(&signals);
     for (const int number : STOP_SIGNALS)
         if (!is_ignored(number)) sigaddset(&signals, number);
-    for (int number : {SIGCHLD, SIGALRM, SIGURG})
-        signal(number, [](int) {}), sigaddset(&signals, number);  // an ignored SIGCHLD would not arrive
+    for (int number : {SIGCHLD, SIGALRM, SIGURG}) {
+        signal(number, [](int) {});  // an ignored SIGCHLD would not arrive
+        sigaddset(&signals, number);
+    }
     sigprocmask(SIG_BLOCK, &signals, nullptr);
     return signals;
 }
