@@ -242,13 +242,15 @@ without_options() { sed '/^--/,$d'; }
 tokenize() {
     local out=$1 stamp sources
     shift
-    sources=$(printf '%s\n' "$@" | without_options)
-    if has_shards "$out" && [ "$sources" != "$(without_options 2>/dev/null <"$out/made_of")" ]; then
-        die "$out has shards of another text; give another --out, or remove that folder"
-    fi
     stamp=$(printf '%s\n' "$@"; for input in "$@"; do
         if [ -e "$input" ]; then files_in "$input" -printf '%p %s %T@\n' | sort; fi
     done)
+    # text.sh has read pipes into the folder `copies`, which has another name in each call.
+    if [ -n "${copies:-}" ]; then stamp=${stamp//"$copies/"/}; fi
+    sources=$(without_options <<<"$stamp")
+    if has_shards "$out" && [ "$sources" != "$(without_options 2>/dev/null <"$out/made_of")" ]; then
+        die "$out has shards of another text; give another --out, or remove that folder"
+    fi
     if [ -f "$out/made_of" ] && [ "$stamp" = "$(cat "$out/made_of")" ] && has_shards "$out"; then
         say "the shards in $out already exist"
         return

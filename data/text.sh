@@ -8,17 +8,21 @@ cd "$(dirname "$0")/.."
 # shellcheck source=data/functions.sh
 source data/functions.sh
 
-out="" vocab="" tokenizer=""
+out="" vocab="" tokenizer="" copies=""
 parse_arguments 1000000 "out vocab tokenizer" "$@"
 [ -z "$vocab" ] || [ -z "$tokenizer" ] || bad_usage "--vocab trains a tokenizer and --tokenizer names one; give one"
 [ ${#operands[@]} -gt 0 ] || bad_usage "name a file or folder of text"
 inputs=()
 for input in "${operands[@]}"; do
     path=$(cd "$caller" && realpath -m -- "$input")
-    if [ "$input" = - ] || [ -p "$input" ] || [ -p "$path" ]; then  # can be read once
+    # Can be read once, or has no size, as a file in /proc.
+    if [ "$input" = - ] || [ -p "$input" ] || [ -p "$path" ] || { [ -f "$path" ] && [ ! -s "$path" ]; }; then
         trap 'rm -rf "$copies"' EXIT
-        copies=${copies:-$(mktemp -d)} path=$copies/text.${#inputs[@]}
-        (cd "$caller" && cat -- "$input") >"$path"
+        copies=${copies:-$(mktemp -d)}
+        (cd "$caller" && cat -- "$input") >"$copies/new"
+        path=$copies/text.$(sha256sum <"$copies/new" | cut -d' ' -f1)-${#inputs[@]}  # so it is known again
+        mv "$copies/new" "$path"
+        touch -d @0 "$path"
     elif [ ! -e "$path" ]; then
         echo "text.sh: $input: there is no such file or folder" >&2
         exit 66
@@ -34,7 +38,7 @@ out=${out#"$PWD"/}
 # Packed text is about a third of the text.
 bytes=$(files_in "${inputs[@]}" -printf '%s %p\n' |
     awk '{ sum += tolower($0) ~ /\.(gz|zst|xz|bz2|parquet)$/ ? 3 * $1 : $1 } END { print sum + 0 }')
-[ "$bytes" -gt 0 ] || die "${inputs[*]}: there is no text in it"
+[ "$bytes" -gt 0 ] || die "${operands[*]}: there is no text in it"
 [ "$bytes" -ge 1000 ] || too_short "$bytes bytes"
 if [ -n "$tokenizer" ]; then
     tokenize "$out" "${inputs[@]}" --tokenizer "$(cd "$caller" && realpath -m -- "$tokenizer")"

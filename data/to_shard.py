@@ -211,7 +211,11 @@ def main():
     folder = os.path.dirname(args.output) or "."
     if not os.path.isdir(folder):
         sys.exit(f"{args.output}: there is no folder {folder} to write it into")
+    if os.path.isdir(args.output):
+        sys.exit(f"{args.output}: is a folder; name a file in it")
     with open(args.input, "rb") as file:
+        if not os.path.isfile(args.input):
+            sys.exit(f"{args.input}: is a pipe or a device; write its content to a file, and name that")
         size = os.path.getsize(args.input)
         with reading(args.input, "its header"):
             kind = token_type(file, size, args)

@@ -100,10 +100,17 @@ def test_text_sh_takes_an_existing_tokenizer(tree, tmp_path, data):
 @pytest.mark.parametrize("command", ["cat a.md | data/text.sh -", "data/text.sh - <a.md", "data/text.sh <(cat a.md)"])
 def test_text_sh_takes_pipes_and_stdin(command, tree, tmp_path):
     (tree / "a.md").write_text(README)
-    out = run(["bash", "-c", f"{command} --vocab 300 --out shards"], cwd=tree, env={"TMPDIR": tmp_path}).out
+
+    def text_sh():
+        return execute(["bash", "-c", f"{command} --vocab 300 --out shards"], cwd=tree, env={"TMPDIR": tmp_path})
+
+    out = text_sh().out
     assert "a vocabulary of 300 tokens; --vocab N sets another size" in out and not any(tmp_path.glob("tmp.*"))
     run(PROGRAM, "tokenize a.md --train-bpe 300 --quiet --output plain", cwd=tree)
     assert (tree / "shards/train_000001.bin").read_bytes() == (tree / "plain/train_000001.bin").read_bytes()
+    assert "the shards in shards already exist" in text_sh().out
+    (tree / "a.md").write_text(README + "More.")
+    assert "shards has shards of another text; give another --out" in text_sh().err
 
 
 def test_text_sh_takes_packed_text_and_folders_whose_links_go_round_in_a_circle(tree, tmp_path):
@@ -330,6 +337,15 @@ def test_to_shard_refuses_a_bad_input_in_one_line(name, content, message, tmp_pa
     result = execute("python3 data/to_shard.py", tmp_path / name, tmp_path / "shard.bin")
     assert result.code == 1 and result.out == "" and result.err.count("\n") == 1, result
     assert f"{name}: {message}" in result.err
+
+
+def test_to_shard_refuses_a_pipe_and_a_folder_for_the_shard(tmp_path):
+    (tmp_path / "tokens").write_bytes(npy("<u2", 1, 2))
+    for command, message in (('"$@" <(cat tokens) a.bin', ": is a pipe or a device; write its content to a file"),
+                             ('"$@" tokens .', ".: is a folder; name a file in it")):
+        failed = execute(["bash", "-c", command, "bash", "python3", ROOT / "data/to_shard.py"], cwd=tmp_path)
+        assert failed.code == 1 and message in failed.err and failed.err.count("\n") == 1, failed
+    assert [path.name for path in tmp_path.iterdir()] == ["tokens"]
 
 
 @pytest.mark.parametrize("content, options, header, tokens", [
