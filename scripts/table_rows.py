@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """table_rows.py parquet|csv|tsv COLUMNS [PROGRAM...] <FILE: prints each row of a table as a JSON line. Of Parquet it
-has the values in COLUMNS: one column must be there, and of several, with line ends between them, those that are.
-PROGRAM unpacks the file.
+has the values in COLUMNS: one column must be there, and of several, with line ends between them, those that are. A name
+may have line ends, too. PROGRAM unpacks the file.
 
 `train_gpt2` starts it. It reads the file in pieces, so it needs little memory. Of CSV a line of the output is a line of
 the file: blank where no record begins, and a text, which says what is wrong, for a record that cannot be used.
@@ -47,7 +47,7 @@ def print_parquet(file, columns):
         table = parquet.ParquetFile(file, buffer_size=1 << 20, pre_buffer=False)
         names = table.schema_arrow.names
         if len(columns) > 1:
-            columns = [name for name in dict.fromkeys(names) if name in columns]
+            columns = [name for name in dict.fromkeys(names) if name in columns or name == "\n".join(columns)]
         for column in columns:
             if column not in names:
                 fail(BAD_DATA, f'there is no column "{column}" (--text-key); columns: {", ".join(names)}')

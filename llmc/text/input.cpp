@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <set>
 #include <utility>
 
@@ -119,7 +120,8 @@ void TextStream::finish() {
              text.package);
     std::string reason = format("%s ended with exit code %d", name, code);
     if (errors) rewind(errors.get());
-    for (char line[2048]; errors && fgets(line, sizeof(line), errors.get());)
+    // The last line has the reason; bzip2's advice comes after it.
+    for (char line[2048]; errors && !reason.starts_with("bzip2: ") && fgets(line, sizeof(line), errors.get());)
         if (line[0] != '\n') reason = std::string(line, strcspn(line, "\n"));
     fail(code == EXIT_NO_INPUT ? EXIT_NO_INPUT : EXIT_BAD_DATA, "%s: %s%s%s", path, text.is_table ? "" : name,
          text.is_table ? "" : " cannot read all of it: ", reason.c_str());
@@ -198,7 +200,9 @@ static TextFile locate(const std::string& path, int64_t max_bytes) {
     struct stat status = {};
     if (stat(file.source.c_str(), &status) != 0) fail_errno(EXIT_NO_INPUT, file.path, "open");
     const bool in_the_middle = file.source == "/dev/stdin" && lseek(STDIN_FILENO, 0, SEEK_CUR) > 0;
-    if (in_the_middle || (!S_ISREG(status.st_mode) && !S_ISDIR(status.st_mode))) {
+    const bool is_file = S_ISREG(status.st_mode), has_no_size = is_file && status.st_size == 0;  // as in /proc
+    if (in_the_middle || (!is_file && !S_ISDIR(status.st_mode)) ||
+        (has_no_size && std::ifstream(file.source).peek() != EOF)) {
         file.copy = copy_of_pipe(file, max_bytes);
         file.source = "/proc/self/fd/" + std::to_string(fileno(file.copy.get()));
     }

@@ -34,7 +34,7 @@ def parquet(path, texts, key="text"):
     if execute("python3 -c 'import pyarrow'").code:
         pytest.skip("python3 has no pyarrow (pip install pyarrow)")
     path.with_suffix(".json").write_text(json.dumps(texts))
-    run(["python3", "-c", PARQUET], path.with_suffix(".json"), path, key)
+    run(["python3", "-c", PARQUET], path.with_suffix(".json"), path, [key])
     return path
 
 
@@ -61,9 +61,9 @@ def test_a_text_gives_the_same_shards_and_vocabulary_however_it_is_packed(many, 
     documents = texts() if many else [make_text(60000)]
     plain = tmp_path / "a.txt"
     plain.write_text("\n<|endoftext|>".join(documents))
-    options = f"--train-bpe 290 --val-fraction 0.1 --text-key body --split {'end-of-text' if many else 'none'}"
+    options = f"--train-bpe 290 --val-fraction 0.1 --text-key 'a\nbody' --split {'end-of-text' if many else 'none'}"
     want = shards(tmp_path / "plain", plain, options)
-    packed = parquet(tmp_path / "a.parquet", documents, "body") if kind == "parquet" else pack(plain, kind)
+    packed = parquet(tmp_path / "a.parquet", documents, "a\nbody") if kind == "parquet" else pack(plain, kind)
     assert len(want["val_000000.bin"]) > 5000 and shards(tmp_path / "packed", packed, options) == want
 
 
@@ -134,7 +134,8 @@ def test_a_binary_column_of_parquet_is_utf_8_or_is_refused(tmp_path, data):
 @pytest.mark.parametrize("options", ["--val-fraction 0", "--val-fraction 0.1", "--split blank-lines"])
 @pytest.mark.parametrize("kind, message", [
     ("gz", "gzip cannot read all of it: gzip: stdin: unexpected end of file"), ("zst", "zstd cannot read all of it: "),
-    ("xz", "xz cannot read all of it: xz: (stdin): Unexpected end of input"), ("bz2", "bzip2 cannot read all of it: ")])
+    ("xz", "xz cannot read all of it: xz: (stdin): Unexpected end of input"),
+    ("bz2", "bzip2 cannot read all of it: bzip2: Compressed file ends unexpectedly")])
 def test_a_file_that_is_cut_off_ends_tokenize_and_leaves_no_shard(kind, message, options, tmp_path, data):
     (tmp_path / "a.txt").write_text("".join(f"{random.Random(i).random()}\n" for i in range(70000)))
     packed = pack(tmp_path / "a.txt", kind)
@@ -142,6 +143,13 @@ def test_a_file_that_is_cut_off_ends_tokenize_and_leaves_no_shard(kind, message,
     tokenize(tmp_path / "out", packed, options, "--tokenizer", data, by=lambda *command: refused(
         65, f"a.txt.{kind}: {message}", *command))
     assert not list((tmp_path / "out").glob("*.bin*"))
+
+
+def test_a_file_whose_size_is_said_to_be_0_is_read(tmp_path, data):
+    (tmp_path / "version").write_bytes(Path("/proc/version").read_bytes())
+    options = ["--val-fraction", "0", "--tokenizer", data]
+    assert shards(tmp_path / "proc", "/proc/version", options) == \
+        shards(tmp_path / "plain", tmp_path / "version", options)
 
 
 def test_what_is_missing_or_wrong_is_named(tmp_path, data):
