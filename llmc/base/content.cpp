@@ -87,10 +87,18 @@ static bool is_html(std::string_view start) {
     return false;
 }
 
+// Whether this is the start of a cpio archive (-H newc, crc or odc): a header of 76 digits or more.
+static bool is_cpio(std::string_view start) {
+    return start.size() > 76 && start.starts_with("07070") &&
+           start.substr(0, 76).find_first_not_of("0123456789abcdefABCDEF") == start.npos;
+}
+
 const ForeignContent* foreign_content(std::string_view start) {
-    static constexpr ForeignContent html = {"a web page (HTML)", "a download may have failed; download it again", true};
+    static constexpr ForeignContent html = {"a web page (HTML)", "a download may have failed; download it again", true},
+                                    cpio = {"a cpio archive", "unpack it with cpio -i"};
     for (const Magic& m : known)
         if (m.offset < start.size() && start.substr(m.offset).starts_with(m.bytes)) return &m.content;
+    if (is_cpio(start)) return &cpio;
     if (start.starts_with("\xef\xbb\xbf")) start.remove_prefix(3);
     return is_html(start) ? &html : nullptr;
 }

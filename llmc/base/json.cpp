@@ -196,6 +196,14 @@ static bool is_text(const std::string& quoted) try {
     return false;
 }
 
+// Whether a string is one to Python alone: with half of a surrogate pair, and right without it.
+static bool has_odd_surrogates(const std::string& quoted) {
+    std::string without = quoted;
+    for (size_t i = 0; (i = without.find('\\', i)) != without.npos; i += 2)  // a backslash and the byte after it
+        if (without.compare(i, 3, "\\ud") == 0 || without.compare(i, 3, "\\uD") == 0) without[i + 2] = '0';
+    return without != quoted && is_text(without) && !is_text(quoted);
+}
+
 // Whether a number is one to Python, but not to a parser.
 static bool is_odd_number(const std::string& word) {
     const bool has_digits = word.find_first_not_of("+-.0123456789eE") == word.npos;
@@ -212,7 +220,7 @@ static std::string with_standard_values(std::string text, bool any_text, std::ve
         end = std::min(std::max(end, i + 1), text.size());
         const std::string word = text.substr(i, end - i);
         const size_t size = word.size(), next = text.find_first_not_of(" \t\r\n", end);
-        if (quoted ? !any_text || size < 3 || word.back() != '"' || is_text(word) : !is_odd_number(word)) continue;
+        if (quoted ? !any_text || !has_odd_surrogates(word) : !is_odd_number(word)) continue;
         const bool is_key = quoted && next != text.npos && text[next] == ':';
         if (!is_key) words.push_back(word);
         text.replace(i, size, is_key ? '"' + std::string(size - 2, ' ') + '"' : ZERO + std::string(size - 3, ' '));
