@@ -31,7 +31,10 @@ int openmp_threads() {
 
 void check_threads(int threads) {
     constexpr int most = 4096;
-    ENSURE(threads <= most, "OMP_NUM_THREADS=%d is more than %d threads; set it to the number of cores", threads, most);
+    const char* wanted = getenv("OMP_NUM_THREADS");  // libgomp takes 4294967297 as 1
+    ENSURE(threads <= most && (!wanted || std::strtol(wanted, nullptr, 10) <= most),
+           "OMP_NUM_THREADS=%s is more than %d threads; set it to the number of cores",
+           wanted ? wanted : std::to_string(threads).c_str(), most);
     std::vector<std::thread> others;
     std::latch end(1);
     try {

@@ -131,7 +131,7 @@ void init_param(float* out, const GPT2Config& config, Param p, int l, uint64_t s
     const Philox random{seed, uint64_t(p) << 32 | uint64_t(l)};
     const float residual = 1.0f / std::sqrt(2.0f * float(config.L));
     const float scale = 0.02f * (spec.init == Init::residual ? residual : 1.0f);
-    constexpr int64_t BLOCK = 512;  // pairs of values drawn at a time
+    constexpr int64_t BLOCK = 64;  // pairs of values drawn at a time
 #pragma omp parallel for schedule(static)
     for (int64_t block = begin / 2; block < ceil_div<int64_t>(drawn, 2); block += BLOCK) {
         uint32_t words[BLOCK][4];

@@ -101,4 +101,12 @@ def test_threads_that_cannot_be_started_are_refused_with_the_number_that_can(tmp
     error = refused(2, "1000 threads are wanted, and ", limited("-v 2000000"), command, env=many).errors[0]
     can = re.search("set OMP_NUM_THREADS=([0-9]+)$", error)[1]
     assert 1 < int(can) < 300
-    refused(2, "OMP_NUM_THREADS=5000 is more than 4096 threads", command, env={"OMP_NUM_THREADS": 5000})
+    for number in (5000, (1 << 32) + 1):
+        refused(2, f"OMP_NUM_THREADS={number} is more than 4096 threads", command, env={"OMP_NUM_THREADS": number})
+
+
+def test_threads_need_little_stack(tmp_path, data):
+    (tmp_path / "a.jsonl").write_text('{"text": "the king"}\n' * 20000)
+    for command in ([PROGRAM, "tokenize", tmp_path / "a.jsonl", "--output", tmp_path / "out", "--tokenizer", data],
+                    [train_command("--steps 3", out=tmp_path / "run", data=data)]):
+        run(*command, env={"OMP_NUM_THREADS": 2, "OMP_STACKSIZE": "16K"})
