@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <pwd.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #ifdef __linux__
@@ -182,10 +183,13 @@ static int supervise(std::vector<pid_t> processes, bool mpirun, const sigset_t& 
             if (code == 0 || (exit_code != 0 && exit_code != EXIT_PREEMPTED)) continue;
             exit_code = code;
             if (code == EXIT_PREEMPTED) continue;
+            rlimit stack = {};
+            const bool is_small = mpirun && getrlimit(RLIMIT_STACK, &stack) == 0 && stack.rlim_cur < 1 << 20;
             if (WIFSIGNALED(status))
-                print_message(format("error: %s was ended by signal %d (%s)",
+                print_message(format("error: %s was ended by signal %d (%s)%s",
                                      mpirun ? "mpirun" : format("rank %zu", i).c_str(), WTERMSIG(status),
-                                     strsignal(WTERMSIG(status))));
+                                     strsignal(WTERMSIG(status)),
+                                     is_small ? "; its stack may be too small: give ulimit -s 1024 or more" : ""));
             signal_all(SIGTERM);
             alarm(SECONDS_TO_END);
         }

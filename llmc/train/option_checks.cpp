@@ -109,9 +109,22 @@ static void check_shared(const Options& o) {
                name, path.c_str());
 }
 
+// Puts each path of a list in a line. A comma stays in the longest name that exists.
+static void put_in_lines(std::string& files) {
+    for (size_t begin = 0, end; begin < files.size(); begin = end + 1) {
+        end = files.size();
+        while (!path_exists(files.substr(begin, end - begin))) {
+            const size_t separator = files.find_last_of(",\n", end - 1);
+            if (separator == files.npos || separator <= begin) break;
+            end = separator;
+        }
+        if (end < files.size()) files[end] = '\n';
+    }
+}
+
 void check_options(Options& o) {
     const bool trains = o.command == Command::train || o.command == Command::plan;
-    for (std::string* files : {&o.eval_task, &o.task}) std::ranges::replace(*files, ',', '\n');  // one in each line
+    for (std::string* files : {&o.eval_task, &o.task}) put_in_lines(*files);
     if (trains) check_training(o);
     if (o.command == Command::tokenize) check_tokenize(o);
     if (o.command == Command::export_model) check_export(o);

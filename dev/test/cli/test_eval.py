@@ -19,7 +19,7 @@ CHOICES = "choices.jsonl"
 @pytest.fixture(scope="module")
 def tasks(tmp_path_factory):
     """A folder with a task of each kind: 60 choices, 40 continuations, 30 schemas; lengths up to 30 tokens."""
-    folder, rng = tmp_path_factory.mktemp("tasks"), random.Random(5)
+    folder, rng = tmp_path_factory.mktemp("a,task"), random.Random(5)
 
     def words(most):
         return " ".join(rng.choice(WORDS) for _ in range(rng.randrange(1, most)))

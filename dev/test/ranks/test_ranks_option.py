@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from harness import (MPI_ENVIRONMENT, STOP_SIGNALS, Launch, Run, assert_same_run, execute, make_script, on_path,
-                     preload, ranks, ranks_of, refused, run, train, train_command)
+from harness import (MPI_ENVIRONMENT, STOP_SIGNALS, Launch, Run, assert_same_run, execute, limited, make_script,
+                     on_path, preload, ranks, ranks_of, refused, run, train, train_command)
 from mpi import mpirun_says, wait_for_end_of
 
 ENDLESS = "--ranks 2 --steps 1000000 --checkpoint-every 100000"
@@ -84,6 +84,12 @@ def test_ranks_start_where_no_network_can_be_made(data):
 def test_ranks_start_without_home_and_user_name(data, tmp_path):
     nobody = preload(tmp_path, "void* getpwuid(unsigned id) { return (void*)(id * 0ul); }")
     train(OPTIONS, "--ranks 2", out="", data=data, env={**nobody, "HOME": None})
+
+
+def test_a_crash_of_mpirun_for_want_of_stack_is_explained(data, tmp_path):
+    make_script(tmp_path / "mpirun", "kill -SEGV $$")
+    failed = execute(limited("-s 512"), train_command(OPTIONS, "--ranks 2", out="", data=data), env=on_path(tmp_path))
+    assert failed.code == 139 and "its stack may be too small: give ulimit -s 1024 or more" in failed.err
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
