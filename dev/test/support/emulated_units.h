@@ -29,12 +29,14 @@ inline float16 flush(float16 x) {
     return (float16)((bits & 0x7f800000) == 0 ? bits & 0x80000000 : bits);
 }
 
-// a * b + c, rounded once. Denormal operands and results are zero.
+// a * b + c, rounded once to nearest even. Denormal operands and results are zero. The units ignore MXCSR; here it has
+// these rules. fmaf() and then flush() would come too late: just below 2^-126 fmaf() rounds up to a normal number.
 inline float16 fma_flushed(float16 a, float16 b, float16 c) {
-    a = flush(a), b = flush(b), c = flush(c);
-    float16 x;
-    for (int i = 0; i < 16; i++) x[i] = __builtin_fmaf(a[i], b[i], c[i]);
-    return flush(x);
+    const unsigned mxcsr = _mm_getcsr();
+    _mm_setcsr(0x9fc0);
+    asm volatile("vfmadd231ps %2, %1, %0" : "+v"(c) : "v"(a), "v"(b));  // which NaN wins depends on the order
+    _mm_setcsr(mxcsr);
+    return c;
 }
 
 // The even and the odd bf16 numbers of 16 pairs as floats.

@@ -147,3 +147,24 @@ TEST_CASE_TEMPLATE("a matrix times itself has the bits of two equal ones", float
         });
     }
 }
+
+#if defined(__x86_64__)
+// 2^-126 - 1.5 x 2^-151 is denormal, but rounds to the normal number 2^-126 in denormal numbers, which are coarser.
+TEST_CASE("bf16 units make denormal sums zero before they round them, whatever MXCSR says") {
+    const unsigned mxcsr = __builtin_ia32_stmxcsr();
+    for (const Isa level : {Isa::avx512bf16, Isa::amx}) {
+        if (level > best_isa()) continue;
+        const RunsOn setting(level, 1);
+        for (const float factor : {1.0f, 1.5f}) {
+            const bf16 large = bf16(0x1p-63f), small = bf16(-factor * 0x1p-76f), none = bf16(0);
+            const bf16 inp[] = {large, none, small, none, large, none, small, none};  // two rows: one has another route
+            const bf16 weight[] = {large, none, bf16(0x1p-75f), none};
+            bf16 out[2];
+            __builtin_ia32_ldmxcsr(0x1f80);  // no flush to zero, no denormals are zeros
+            ops::matmul_forward<bf16>({.out = out, .inp = inp, .weight = {weight, nullptr}}, 2, 4, 1, nullptr);
+            __builtin_ia32_ldmxcsr(mxcsr);
+            CHECK(float(out[1]) == (factor == 1 ? 0x1p-126f : 0));
+        }
+    }
+}
+#endif
