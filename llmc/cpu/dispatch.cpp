@@ -206,11 +206,6 @@ double measure_peak_flops() {
 template double measure_peak_flops<float>();
 template double measure_peak_flops<bf16>();
 
-template <class floatX>
-static int64_t matmul_scratch_bytes(int N, int IC, int OC) {
-    return unit_operations<floatX>().matmul_scratch_bytes(N, IC, OC);
-}
-
 void set_attention(AttentionOptions) {}
 template <class floatX>
 std::string prepare_attention(int, int, int, int, bool) {
@@ -226,7 +221,7 @@ int64_t scratch_bytes(int B, int T, int C, int NH, int Vp) {
     int64_t bytes = vector_operations<floatX>().scratch_bytes(B, T, C, NH, Vp);
     // IC, OC. The head has operations of its own, and logits of one row are computed without scratch.
     for (const auto& [IC, OC] : {std::pair(C, 3 * C), {C, C}, {C, 4 * C}, {4 * C, C}})
-        bytes = std::max(bytes, matmul_scratch_bytes<floatX>(N, IC, OC));
+        bytes = std::max(bytes, unit_operations<floatX>().matmul_scratch_bytes(N, IC, OC));
     if (const auto* unit = matrix_operations<floatX>()) bytes = std::max(bytes, unit->scratch_bytes(B, T, C, NH, Vp));
     return bytes;
 }
@@ -235,7 +230,7 @@ template <class floatX>
 int64_t muon_scratch_bytes(int C) {
     int64_t bytes = 0;
     for (const auto& [IC, OC] : {std::pair(C, C), {C, 4 * C}, {4 * C, C}})
-        bytes = std::max(bytes, matmul_scratch_bytes<floatX>(C, IC, OC));
+        bytes = std::max(bytes, unit_operations<floatX>().matmul_scratch_bytes(C, IC, OC));
     return bytes;
 }
 

@@ -1,7 +1,9 @@
 // isa.cpp: detects the instruction sets of the CPU that the kernel supports, and reads CPU_ISA.
 #include "cpu/isa.h"
 
+#include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <iterator>
 
 #include "base/common.h"
@@ -30,7 +32,7 @@ static bool saved(unsigned mask) {
     return (low & mask) == mask;
 }
 
-// Linux gives AMX tile registers to a process on request only. The request must be made before other threads exist.
+// Linux gives AMX tile registers to a process on request only, then also to the threads that it has. Sets errno.
 static bool request_amx() {
 #if defined(__linux__)
     constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
@@ -62,22 +64,33 @@ static Isa detect() {
 }
 
 bool has_fast_vdpbf16ps() {
-#if defined(EMULATED_UNITS) || !defined(__x86_64__)
-    return false;  // as on the CPUs that have AMX
+#if defined(__x86_64__)
+    unsigned x[4] = {};
+    const bool amd = __get_cpuid(0, &x[A], &x[B], &x[C], &x[D]) && x[B] == signature_AMD_ebx;
+    return amd || !(bit(7, 0, D, 22) || bit(7, 0, D, 23));  // AMX-BF16, AVX512-FP16
 #else
-    return best_isa() >= Isa::avx512bf16 && !bit(7, 0, D, 22);
+    return false;
 #endif
 }
 
-// Returns the value of CPU_ISA, or `offered` if it is not set.
+std::string amx_refusal() {
+#if defined(__x86_64__)
+    if (bit(7, 0, D, 22) && bit(7, 0, D, 24) && !request_amx())
+        return format("; the kernel refuses AMX, which Linux has since 5.16: %s", strerror(errno));
+#endif
+    return "";
+}
+
+// Returns the value of CPU_ISA, or the fastest set that is offered if it is not set.
 static Isa limited(Isa offered) {
     const char* value = getenv("CPU_ISA");
-    if (!value || !*value) return offered;
+    if (!value || !*value) return offered == Isa::avx512bf16 && !has_fast_vdpbf16ps() ? Isa::avx512 : offered;
     const std::string wanted = value;
     std::string known;
     for (int i = 0; i < int(std::size(sets)); i++) {
         if (wanted == sets[i].name) {
-            ENSURE(Isa(i) <= offered, "CPU_ISA=%s, but this machine offers %s at most", value, isa_name(offered));
+            ENSURE(Isa(i) <= offered, "CPU_ISA=%s, but this machine offers %s at most%s", value, isa_name(offered),
+                   amx_refusal().c_str());
             return Isa(i);
         }
         known += format(i == 0 ? "%s" : i + 1 < int(std::size(sets)) ? ", %s" : " or %s", sets[i].name);

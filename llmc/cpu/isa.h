@@ -23,11 +23,12 @@ enum class Isa { base, X86_SETS(ISA_NAME) };
 #undef ISA_NAME
 
 const char* isa_name(Isa isa);
+std::string amx_refusal();  // "; why the kernel does not let this process use the CPU's AMX", or ""
 // The best that this machine and its kernel support. The environment variable CPU_ISA makes it a machine that has no
 // more than its value (refused if the machine lacks that).
 Isa best_isa();
 Isa isa();  // the set that the operations use: best_isa(), but for tests
-// Whether vdpbf16ps has twice the FLOP/s of fp32: on Zen 4 (measured), and by feature bits if the CPU has no AMX. With
-// AMX it has half the FLOP/s of fp32 (measured: 110 GFLOP/s on a core with 225 in fp32).
+// Whether vdpbf16ps has twice the FLOP/s of fp32, as on Zen 4 (measured) and Cooper Lake, or half of it, as on Emerald
+// Rapids (measured): Intel CPUs have AMX, which a virtual machine may hide, and AVX512-FP16 since Sapphire Rapids.
 bool has_fast_vdpbf16ps();
 void set_isa(Isa isa);  // tests force each path; refuses what is above best_isa()

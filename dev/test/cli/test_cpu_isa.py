@@ -4,11 +4,12 @@ log.jsonl."""
 import os
 import platform
 import re
+import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from harness import PROGRAM, ROOT, Run, execute, refused, run, train_command
+from harness import PROGRAM, ROOT, Run, execute, needs_isa, refused, run, train_command
 
 MODEL = "--quiet=0 --layers 1 --channels 128 --seq-len 64 --micro-batch 8 --global-batch 0 --steps 2"
 VALUES = re.findall(r"^\| `([a-z0-9]+)` \|", (ROOT / "docs/cpu.md").read_text(), re.MULTILINE)
@@ -37,8 +38,9 @@ def test_training_uses_an_instruction_set_that_the_machine_has_and_refuses_other
         assert not (tmp_path / "run").exists()
         pytest.skip(offered.err.strip().removeprefix("error: "))
     faster = re.search("^precision +(fp32|bf16)", offered.out, re.MULTILINE)[1]
-    if isa != "avx512bf16":  # its bf16 is faster on CPUs without AMX
-        assert faster == ("bf16" if isa == "amx" else "fp32")
+    cpu = Path("/proc/cpuinfo").read_text()
+    fast_pairs = "AuthenticAMD" in cpu or not re.search(r"\bamx_bf16\b|\bavx512_fp16\b", cpu)
+    assert faster == ("bf16" if isa == "amx" or isa == "avx512bf16" and fast_pairs else "fp32")
     for precision in ("fp32", "bf16"):
         out = Run(tmp_path / precision)
         command = train_command(MODEL, "--precision", precision, out=out, data=data, val=False)
@@ -54,6 +56,28 @@ def test_training_uses_an_instruction_set_that_the_machine_has_and_refuses_other
         # Without bf16 instructions operands are widened to fp32.
         slower = re.search("^precision .*--precision fp32 is faster", printed, re.MULTILINE)
         assert bool(slower) == (precision == "bf16" and faster == "fp32")
+
+
+# Starts a program whose arch_prctl(ARCH_REQ_XCOMP_PERM) fails with EPERM, by a seccomp filter.
+WITHOUT_AMX = """
+import ctypes, os, struct, sys
+rules = [(0x20, 0, 0, 0), (0x15, 0, 3, 158), (0x20, 0, 0, 16), (0x15, 0, 1, 0x1023), (6, 0, 0, 0x50001),
+         (6, 0, 0, 0x7fff0000)]
+code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *rule) for rule in rules))
+prctl = ctypes.CDLL(None).prctl
+assert prctl(38, 1, 0, 0, 0) == 0 and prctl(22, 2, struct.pack("NP", len(rules), ctypes.addressof(code))) == 0
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+@pytest.mark.skipif(PROGRAM.name == "train_gpt2_amx", reason="AMX in plain C++ needs no kernel")
+def test_a_kernel_that_refuses_amx_is_reported_and_another_set_runs():
+    needs_isa("amx")
+    command = [sys.executable, "-c", WITHOUT_AMX, PROGRAM, "plan", "--layers", 1, "--heads", 1, "--channels", 16]
+    refusal = "; the kernel refuses AMX, which Linux has since 5.16: Operation not permitted"
+    out = run(command, env={"CPU_ISA": None}).out
+    assert re.search(f"^device +.*, avx512{refusal}", out, re.MULTILINE)
+    refused(2, f"this machine offers avx512bf16 at most{refusal}", command, env={"CPU_ISA": "amx"})
 
 
 def spin_count(**settings):
