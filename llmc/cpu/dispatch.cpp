@@ -185,6 +185,12 @@ void muon_momentum(float* out, Moment moment, const float* grad, const float* fa
 }
 
 template <class floatX>
+void muon_polynomial(floatX* out, const floatX* matrices, const floatX* squares, int count, int n, float a, float b,
+                     float c, Stream stream) {
+    vector_operations<floatX>().muon_polynomial(out, matrices, squares, count, n, a, b, c, stream);
+}
+
+template <class floatX>
 void muon_update(floatX* weight, float* master, const floatX* direction, const float* factor, int64_t begin,
                  int64_t count, float scale, AdamWConfig config, float lr, int step, Stream stream) {
     vector_operations<floatX>().muon_update(weight, master, direction, factor, begin, count, scale, config, lr, step,

@@ -152,20 +152,5 @@ void cpu::muon_unstack(const MuonBatch& batch, const floatX* stack, Stream) {
     }
 }
 
-template <class floatX>
-void cpu::muon_polynomial(floatX* out, const floatX* matrices, const floatX* squares, int count, int n, float a,
-                          float b, float c, Stream) {
-#pragma omp parallel for schedule(static)
-    for (int64_t row = 0; row < int64_t(count) * n; row++) {
-        const auto value = [&](int64_t i) { return b * float(matrices[i]) + c * float(squares[i]); };
-        const int64_t diagonal = row * n + row % n;
-        const floatX on_diagonal = floatX(value(diagonal) + a);  // `out` may be `squares`
-#pragma omp simd
-        for (int64_t i = row * n; i < (row + 1) * n; i++) round_to(out[i], value(i));
-        out[diagonal] = on_diagonal;
-    }
-}
-
 INSTANTIATE(cpu::muon_stack);
 INSTANTIATE(cpu::muon_unstack);
-INSTANTIATE(cpu::muon_polynomial);

@@ -22,7 +22,7 @@ namespace cpu {
     OP(matmul_forward) OP(matmul_backward) OP(add_residual) OP(attention_forward) OP(attention_backward)  \
     OP(attention_decode) OP(gelu_forward) OP(gelu_backward) OP(adamw)
 #define EACH_OPERATION(OP) EACH_DEFINED(OP) OP(head_bytes) OP(head_targets) OP(head_forward) OP(head_backward) \
-    OP(muon_update)
+    OP(muon_polynomial) OP(muon_update)
 // clang-format on
 
 inline constexpr int MICROKERNEL_BYTES = 72 << 10;  // the operands of run_microkernel, or more

@@ -477,6 +477,21 @@ void muon_momentum(float* out, Moment moment, const float* grad, const float* fa
 }
 
 template <class floatX>
+void muon_polynomial(floatX* out, const floatX* matrices, const floatX* squares, int count, int n, float a, float b,
+                     float c, Stream) {
+#pragma omp parallel for schedule(static)
+    for (int64_t row = 0; row < int64_t(count) * n; row++) {
+        const floatX *matrix = matrices + row * n, *square = squares + row * n;
+        const int64_t r = row % n;
+        const float on_diagonal = b * float(matrix[r]) + c * float(square[r]) + a;  // `out` may be `squares`
+        for_vectors(n, [&](int64_t i, auto width) {
+            store(out + row * n + i, b * load(matrix + i, width) + c * load(square + i, width), width);
+        });
+        out[row * n + r] = floatX(on_diagonal);
+    }
+}
+
+template <class floatX>
 void muon_update(floatX* weight, float* master, const floatX* direction, const float* factor, int64_t index,
                  int64_t count, float scale, AdamWConfig config, float lr, int step, Stream) {
     if (!__builtin_isfinite(*factor)) return;
