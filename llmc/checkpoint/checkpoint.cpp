@@ -341,9 +341,14 @@ FoundCheckpoint find_model(const std::string& given, const VerifyProgress& progr
     if (path_exists(path + "/config.json") || path_exists(path + "/adapter_config.json")) return {path, {}};
     if (path_exists(path + "/run.toml"))
         fail(EXIT_NO_INPUT, "%s: this run has saved no checkpoint yet (--checkpoint-every)", path.c_str());
+    const std::vector<std::string> names = list_directory(path);
+    const auto is_read = [](const std::string& name) { return name.ends_with(".safetensors"); };
+    const std::string advice = std::ranges::any_of(names, is_read)
+                                   ? "; copy config.json and the tokenizer's files of the model into it"
+                                   : name_other_weights(names);
     fail(EXIT_NO_INPUT,
          "%s: is neither a Hugging Face directory (no config.json) nor the output of a run (no step_*)%s", path.c_str(),
-         name_other_weights(list_directory(path)).c_str());
+         advice.c_str());
 }
 
 // ---- loading

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <map>
 #include <set>
+#include <sstream>
 
 #include "base/files.h"
 #include "base/json.h"
@@ -452,23 +453,30 @@ static bool is_mask(const std::string& name) {
     return name.starts_with("h.") && (name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias"));
 }
 
-// The name without "transformer.", and without what torch.compile and DataParallel put before it.
-static std::string bare_name(std::string_view name) {
-    for (const std::string_view prefix : {"_orig_mod.", "module.", "_orig_mod.", "transformer."})  // in either order
-        if (name.starts_with(prefix)) name.remove_prefix(prefix.size());
-    return std::string(name);
+// The name without what torch.compile and DataParallel put into it, anywhere if a layer is compiled alone, and what
+// other modules, such as Lightning's, put before "transformer." and "lm_head.".
+static std::string bare_name(const std::string& name) {
+    std::string bare, part;
+    for (std::istringstream parts(name); std::getline(parts, part, '.');) {
+        if (part == "transformer" || part == "lm_head") bare.clear();
+        if (part != "transformer" && part != "_orig_mod" && part != "module") bare += (bare.empty() ? "" : ".") + part;
+    }
+    return bare;
 }
 
 // Says what to do about a tensor of another kind of model than GPT2LMHeadModel; "": it belongs to another shape.
 static const char* advise_on_other(const std::string& name) {
-    if (name.find("lora_") != name.npos) return "it is of a LoRA adapter, to be merged by peft's merge_and_unload()";
+    if (name.find("lora_") != name.npos || name.find(".base_layer.") != name.npos)
+        return "it is of a LoRA adapter, to be merged by peft's merge_and_unload()";
     for (const char* head : {"score.", "classifier.", "multiple_choice_head.", "qa_outputs.", "v_head."})
         if (name.starts_with(head))
             return "it is of another head, which is not trained here; to go on without it, load the model by "
                    "AutoModelForCausalLM of transformers and save it by save_pretrained()";
-    // Suffixes of tensors that MLX, bitsandbytes, GPTQ, AWQ and compressed-tensors write.
-    for (const char* suffix : {".scales", ".SCB", ".absmax", ".qweight", ".qzeros", ".weight_scale"})
-        if (name.ends_with(suffix)) return "it belongs to quantized weights; give the model as it was before that";
+    // Of MLX, bitsandbytes, GPTQ, AWQ, quanto and compressed-tensors: of each, the first in the alphabet.
+    for (const char* part :
+         {".scales", ".SCB", ".absmax", ".qweight", ".g_idx", ".weight_scale", ".weight_packed", ".input_scale"})
+        if (name.find(part) != name.npos)
+            return "it belongs to quantized weights; give the model as it was before that";
     return "";
 }
 

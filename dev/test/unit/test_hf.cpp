@@ -87,8 +87,9 @@ TEST_CASE("matrices are stored (in, out), embeddings row by row without padding;
 
 TEST_CASE("prefixes of wrappers, masks and a tied head change no weight, and padded rows are zero") {
     const FlatState state(small_model, 3);
-    for (const std::string prefix : {"transformer.", "", "module.", "_orig_mod.transformer.",
-                                     "_orig_mod.module.transformer.", "module._orig_mod.transformer."}) {
+    for (const std::string prefix :
+         {"transformer.", "", "module.", "_orig_mod.transformer.", "_orig_mod.module.transformer.",
+          "module._orig_mod.transformer.", "transformer._orig_mod.", "model.transformer."}) {
         Tensors tensors = hf_tensors(state, prefix);
         for (const std::string h : {"h.0.", "h.1."}) {
             tensors.push_back({prefix + h + "attn.bias", {1, 1, T, T}, std::vector<float>(T * T, 1.0f)});
@@ -96,6 +97,7 @@ TEST_CASE("prefixes of wrappers, masks and a tied head change no weight, and pad
         }
         const std::string outer = prefix.substr(0, prefix.find("transformer."));
         tensors.push_back({outer + "lm_head.weight", {V, C}, named(tensors, prefix + "wte.weight").values});
+        named(tensors, prefix + "h.1.ln_1.bias").name = prefix + "h.1._orig_mod.ln_1.module.bias";  // of a layer alone
         FlatState got(small_model, 0);
         CHECK(load(got, tensors) == "");
         CHECK(same_tensors(got, state, false));  // padding of state is zero
@@ -188,6 +190,8 @@ TEST_CASE("a tensor that is missing, unknown, of another shape or not finite is 
          [&](Tensors& t) { add(t, "h.2.ln_1.bias", {C}); }},
         {"; it belongs to quantized weights; give the model as it was before that",
          [&](Tensors& t) { add(t, "h.1.mlp.c_fc.scales", {C}); }},
+        {"; it belongs to quantized weights",  // of GPTQ, whose .g_idx comes before the other names
+         [&](Tensors& t) { add(t, "h.1.mlp.c_fc.g_idx", {C}); }},
         {"lm_head.weight differs from wte.weight",
          [&](Tensors& t) {
              add(t, "lm_head.weight", {V, C});
@@ -203,6 +207,10 @@ TEST_CASE("a tensor that is missing, unknown, of another shape or not finite is 
         {"; it is of a LoRA adapter",
          [&](Tensors& t) {
              add(t, "base_model.model.transformer.h.0.attn.c_attn.lora_A.weight", {2, C});
+         }},
+        {"; it is of a LoRA adapter",  // not merged: the adapter's own names come later
+         [&](Tensors& t) {
+             add(t, "base_model.model.transformer.h.0.attn.c_attn.base_layer.bias", {2, C});
          }},
         {"model.safetensors: element 43 of transformer.h.1.attn.c_attn.weight is nan",
          [](Tensors& t) { named(t, "transformer.h.1.attn.c_attn.weight").values[43] = NAN; }},
