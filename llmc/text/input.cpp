@@ -77,6 +77,9 @@ static void read_table(TextFile& file, const char* kind, const std::string& colu
 
 TextStream::TextStream(const TextFile& text) : text(text), file(text.source) {
     file.path = text.path;
+    if (file.size != text.size)
+        fail(EXIT_BAD_DATA, "%s: changed since the start: it had %s bytes, and now has %s; start again with all of it",
+             text.path.c_str(), with_commas(text.size).c_str(), with_commas(file.size).c_str());
     if (!text.command.empty()) start();
 }
 

@@ -185,6 +185,16 @@ def test_the_program_that_unpacks_ends_when_tokenize_ends_early(tmp_path, data):
     assert not os.path.exists(f"/proc/{(tmp_path / 'pid').read_text().strip()}") and not (tmp_path / "on").exists()
 
 
+def test_a_text_that_changes_before_it_is_read_is_refused(tmp_path, data):
+    text, packed = tmp_path / "a.txt", tmp_path / "b.txt"
+    text.write_text("the king went\n")
+    packed.write_text("the queen\n")
+    make_script(tmp_path / "gzip", f"echo more >'{text}'; exec {shutil.which('gzip')} \"$@\"")
+    tokenize(tmp_path / "out", text, pack(packed, "gz"), "--tokenizer", data, by=lambda *command: refused(
+        65, "a.txt: changed since the start: it had 14 bytes, and now has 5; start again", *command,
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}"}))
+
+
 def test_many_packed_files_need_few_descriptors(tmp_path, data):
     folder = tmp_path / "in"
     folder.mkdir()
