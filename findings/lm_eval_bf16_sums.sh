@@ -3,10 +3,10 @@
 #
 # Guess: log-probabilities and their sums are computed in float whatever the model's dtype is, as in the losses of
 # transformers, so a model in bfloat16 is scored as exactly as its logits are.
-# Behaviour: log_softmax returns bfloat16, so each token's log-probability is rounded, and then the sum. Sums from 128 to
-# 256 nats are whole numbers, those of a window of 1,024 tokens here multiples of 32. Of pairs of choices with 40 tokens
-# 6 % have the same score, where acc takes the first, and 3 % another winner. The default dtype "auto" is that of
-# config.json. softmax_dtype=float32 in --model_args scores the same model exactly.
+# Behaviour: log_softmax returns bfloat16, so each token's log-probability is rounded, and then the sum. Sums from
+# 128 to 256 nats are whole numbers, those of a window of 1,024 tokens here multiples of 32. Of pairs of choices with
+# 40 tokens 6 % have the same score, where acc takes the first, and 3 % another winner. The default dtype "auto" is
+# that of config.json. softmax_dtype=float32 in --model_args scores the same model exactly.
 # Versions: lm-eval 0.4.13, transformers 5.24.0, torch 2.15.0 on a CPU, Python 3.11. The installation takes several GB.
 # Output seen: that of `want` below. Exit code 1 if it has changed.
 set -euo pipefail
