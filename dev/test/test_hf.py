@@ -5,6 +5,7 @@ it.
 
 import array
 import json
+import math
 import os
 import random
 import shutil
@@ -297,6 +298,19 @@ def test_each_row_has_the_log_probability_and_the_accuracy_of_lm_eval(task, hf, 
     print(f"{table}{len(kept)} of {len(found)} rows in lm-eval: {result['results']['rows']}\n"
           f"largest difference per token {worst:.1e}")
     assert worst < 1e-4
+
+
+def test_the_loss_of_a_text_is_the_rolling_log_likelihood_of_lm_eval(hf, trained_long, tmp_path):
+    lm_eval = pytest.importorskip("lm_eval.models.huggingface")
+    from lm_eval.api.instance import Instance
+    # Longer than the context of 64 tokens, shorter, white space at both ends, a special token, and empty.
+    texts = ["the king \n" * 100, "king", "  the king\u00a0\n", "the<|endoftext|>king", ""]
+    lm = lm_eval.HFLM(pretrained=str(trained_long), dtype="float32", device="cpu")
+    sums = lm.loglikelihood_rolling([Instance("loglikelihood_rolling", {}, (text,), 0) for text in texts if text])
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    found = run(PROGRAM, "eval --precision fp32", ["--init", trained_long, "--text", tmp_path / "texts.jsonl"]).out
+    bits = float(found.split(" bits per byte")[0].split()[-1])
+    assert abs(bits + sum(sums) / math.log(2) / sum(len(text.encode()) for text in texts)) < 1e-5, found
 
 
 # ---- a tokenizer that is fine-tuned
