@@ -24,6 +24,10 @@ NUMPY_TYPES = {"<u2": "H", "<u4": "I", "<i4": "i", "<u8": "Q", "<i8": "q"}
 MEGATRON_TYPES = {1: "B", 4: "i", 5: "q", 8: "H"}
 LITDATA_TYPES = {"no_header_tensor:16": "i", "no_header_tensor:18": "q", "no_header_tensor:20": "H"}
 MEGATRON_INDEX = b"MMIDIDX\0\0"
+LLAMA3_MAGIC = 20240801
+# The first four bytes of llm.c's other files.
+LLMC_FILES = {20240326: "model", 20240327: "state for its tests", 20240328: "tokenizer", 20240522: "evaluation rows",
+              20240527: "optimizer state", 20240803: "model of Llama 3"}
 OTHERS = {b"PK\3\4": "a zip archive (.npz?)", b"PK\5\6": "an empty zip archive", b"7z\xbc\xaf\x27\x1c": "a 7z archive",
           b"Rar!\x1a\7": "a rar archive", b"\x1f\x8b\x08": "compressed (gzip)",
           b"\x28\xb5\x2f\xfd": "compressed (zstd)", b"\xfd7zXZ\0": "compressed (xz)",
@@ -168,8 +172,17 @@ def token_type(file, size, args):
         file.seek(1024)
         check_rest(file, tokens, width)
         return "H" if width == 2 else "I"
-    if start[:4] == struct.pack("<i", MAGIC):
+    magic, version, tokens = struct.unpack("<3i", start[:12].ljust(12, b"\0"))
+    if magic == MAGIC:
         sys.exit(f"{file.name}: is a token shard already")
+    if magic in LLMC_FILES:
+        sys.exit(f"{file.name}: is llm.c's {LLMC_FILES[magic]}, not tokens")
+    if magic == LLAMA3_MAGIC:
+        if version != 7:
+            sys.exit(f"{file.name}: version {version} of llm.c's tokens for Llama 3 is not supported")
+        file.seek(1024)
+        check_rest(file, tokens, 4)
+        return "I"
     if what := other_kind(file, start):
         sys.exit(f"{file.name}: is {what}, not tokens")
     if start and is_text(start):

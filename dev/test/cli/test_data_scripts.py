@@ -311,6 +311,9 @@ def llmq(count, masks):
      "is an array (9,) of [('a', '<u2')]; tokens must be one-dimensional uint16"),
     ("cut.tok", llmq(3, False)[:-4], "is cut off or too long: its header says 3 tokens, and 8 bytes follow"),
     ("masks.tok", llmq(3, True) + b"\7", "version 2 with 4 bytes per token and masks is not supported"),
+    ("model.bin", struct.pack("<3i", 20240326, 3, 1024), "is llm.c's model, not tokens"),
+    ("llama.bin", struct.pack("<256i", 20240801, 7, 3, *[0] * 253) + bytes(8), "is cut off or too long: its header"),
+    ("new.bin", struct.pack("<3i", 20240801, 8, 0), "version 8 of llm.c's tokens for Llama 3 is not supported"),
     ("a.txt", "It is a café.\n".encode(), "is text, not tokens; tokenize it with train_gpt2 tokenize"),
     ("long.txt", "é".encode() * 3000 + b"\0", "is text, not tokens"),  # its 4096th byte is within a character
     ("tokens.npz", b"PK\3\4....", "is a zip archive"),
@@ -359,9 +362,10 @@ def test_to_shard_refuses_a_pipe_and_a_folder_for_the_shard(tmp_path):
     (npy("<u8", 1, 99999), "--vocab-size 100000", [20240520, 2, 2, 100000], b"\1\0\0\0\x9f\x86\1\0"),
     (npy("<i4", 1, 2), "", [20240520, 1, 2, 0], b"\1\0\2\0"),
     (llmq(3, False), "", [20240520, 1, 3, 0], b"\0\0\1\0\2\0"),
+    (struct.pack("<258i", 20240801, 7, 2, *[0] * 253, 1, 2), "", [20240520, 1, 2, 0], b"\1\0\2\0"),
     (b"\x1f\x8b\2\xff", "--dtype uint16", [20240520, 1, 2, 0], b"\x1f\x8b\2\xff"),  # as gzip begins
 ], ids=["bare", "2 bytes", "4 bytes", "a wide vocabulary", "8 bytes", "others", "int64", "uint64", "int32", "LLM.Q",
-        "35615"])
+        "Llama 3", "35615"])
 def test_to_shard_writes_a_header_and_the_tokens(content, options, header, tokens, tmp_path):
     (tmp_path / "tokens").write_bytes(content)
     run("python3 data/to_shard.py", tmp_path / "tokens", tmp_path / "shard.bin", options)
