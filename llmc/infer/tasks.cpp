@@ -64,15 +64,17 @@ int64_t count_words(std::string_view text) {
     return words;
 }
 
-// The context's tokens are those that it has alone, as in lm-eval. If it has as many or more, the continuation has
-// merged into them, and the tokens after their common start are scored.
+// The context's tokens are those that it has alone, as in lm-eval, and the continuation's those of both after so many.
+// If none are left, the continuation has merged into the context, and the tokens after their common start are scored.
 static Sequence make_sequence(Encoder& encoder, const std::string& context, const std::string& continuation) {
     const Tokenizer& tokenizer = encoder.tokenizer;
     Sequence s;
     std::vector<int> before;
     encode(encoder, context + continuation, s.tokens, true);
     encode(encoder, std::string_view(context).substr(0, size_without_white_end(context)), before, true);
-    s.scored = int(before.size() < s.tokens.size() ? before.size() : size_t(common_length(before, s.tokens)));
+    const bool is_left = before.size() < s.tokens.size();
+    s.scored = is_left ? int(before.size()) : common_length(before, s.tokens);
+    if (is_left) std::ranges::copy(before, s.tokens.begin());
     if (s.tokens.empty() || s.tokens[0] != text_start(tokenizer)[0]) {
         const std::vector<int>& start =
             s.scored == 0 || s.tokens.size() == 1 ? text_start(tokenizer) : tokenizer.prefix;

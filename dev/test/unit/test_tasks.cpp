@@ -63,6 +63,10 @@ TEST_CASE("white space, words and what has no tokens of its own are counted as i
     const Sequence merged = sequence(R"({"context": "t", "continuation": "he", "delimiter": ""})");
     CHECK(merged.tokens.size() == 2);  // one token after <|endoftext|>
     CHECK(merged.scored == 1);
+    const Sequence rest = sequence(R"({"context": "t", "continuation": "he t", "delimiter": ""})");
+    CHECK(tokens_of("the t")[0] != tokens_of("t")[0]);
+    CHECK(rest.tokens == Tokens{tokens_of("t")[0], tokens_of("the t")[1]});  // t as the context has it
+    CHECK(rest.scored == 1);
 }
 
 TEST_CASE("added tokens of a row stand for themselves, after the tokenizer's prefix") {
