@@ -35,7 +35,7 @@ struct Config {
     uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64};
     uint8_t rows[16] = {16, 16, 16, 16, 16, 16};
 };
-alignas(64) static uint32_t a[16][16], b[16][16];  // bf16 pairs: row m of a and pair k, pair k of b and column n
+alignas(64) static uint32_t a[16][16], b[16][16];  // a[m][k] and b[k][n]: pair k of two bf16 numbers
 alignas(64) static float c[16][16], tile[16][16], other[16][16];
 
 static void multiply() {

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# torch_amx_signal_stack.sh: an alternate signal stack of 8 KiB in any thread takes AMX away from torch, without a word.
+# torch_amx_signal_stack.sh: with an alternate signal stack of 8 KiB in a thread, torch runs without AMX, silently.
 #
-# Guess: whether torch multiplies bfloat16 matrices by AMX depends on the CPU and the kernel only. A signal stack may
-# have SIGSTKSZ bytes, 8192, as it always could, and does not matter to a matmul.
+# Guess: only the CPU and the kernel decide whether torch multiplies bfloat16 matrices by AMX. A signal stack of
+# SIGSTKSZ bytes, 8192, is large enough, and has no influence on a matmul.
 # Behaviour: Linux gives a process AMX on request, and the frame of a signal then needs 11,952 bytes. If any thread has
 # a smaller alternate stack, arch_prctl(ARCH_REQ_XCOMP_PERM) fails with ENOSPC. oneDNN then sees "Intel AVX 10.1", torch
 # says nothing, and a matmul of 1024 x 1024 takes 25 ms for 2.2 (Emerald Rapids, one thread). The other way round,

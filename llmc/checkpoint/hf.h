@@ -87,7 +87,8 @@ void read_tensors(const Safetensors& file, const TensorGroup& group, const Param
                   const TensorWriter& write);
 
 // Loads weights only (slot WEIGHTS) from any Hugging Face GPT-2 directory: model.safetensors or the files of its index;
-// names with or without "transformer." and what wrappers put into them; F32, BF16 or F16. Ignores causal masks, and an
+// F32, BF16 or F16. Names of tensors may lack "transformer.", and may have the parts that torch.compile, DataParallel
+// and other modules add ("_orig_mod.", "module.", "model."). Ignores causal masks, and an
 // lm_head that equals wte. Refuses (EXIT_BAD_DATA) tensors that are missing, unexpected, misshapen or not finite.
 void load_weights(const std::string& dir, const ParamLayout& layout, const TensorWriter& write);
 // Refuses the same missing, unexpected and wrong tensors before any memory is taken: only the header is read.

@@ -81,7 +81,7 @@ std::string amx_refusal() {
     return "";
 }
 
-// Returns the value of CPU_ISA, or the fastest set that is offered if it is not set.
+// Returns the instruction set that CPU_ISA names. Without CPU_ISA, returns the fastest set that the machine offers.
 static Isa limited(Isa offered) {
     const char* value = getenv("CPU_ISA");
     if (!value || !*value) return offered == Isa::avx512bf16 && !has_fast_vdpbf16ps() ? Isa::avx512 : offered;

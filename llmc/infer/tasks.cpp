@@ -64,8 +64,8 @@ int64_t count_words(std::string_view text) {
     return words;
 }
 
-// The context's tokens are those that it has alone, as in lm-eval, and the continuation's those of both after so many.
-// If none are left, the continuation has merged into the context, and the tokens after their common start are scored.
+// As in lm-eval, the context alone has n tokens, and token n of both texts together is the first one that is scored. If
+// both have at most n, the continuation has merged into the context; the tokens after their common start are scored.
 static Sequence make_sequence(Encoder& encoder, const std::string& context, const std::string& continuation) {
     const Tokenizer& tokenizer = encoder.tokenizer;
     Sequence s;

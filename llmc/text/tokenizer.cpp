@@ -140,7 +140,7 @@ static void merge_piece(Encoder& encoder, std::string_view piece) {
 static void encode_plain(Encoder& encoder, std::string_view text, std::vector<int>& out) {
     using CachedPiece = Encoder::CachedPiece;
     constexpr size_t max_cached = sizeof(CachedPiece::key), max_tokens = std::size(CachedPiece().tokens);
-    int block[1024];  // buffer for `out`, appended when nearly full: cheaper than one push_back per token
+    int block[1024];  // tokens that are appended to `out` together: cheaper than a push_back for each token
     size_t filled = 0;
     const auto flush = [&] {
         out.insert(out.end(), block, block + filled);

@@ -29,8 +29,9 @@ inline float16 flush(float16 x) {
     return (float16)((bits & 0x7f800000) == 0 ? bits & 0x80000000 : bits);
 }
 
-// a * b + c, rounded once to nearest even. Denormal operands and results are zero. The units ignore MXCSR; here it has
-// these rules. fmaf() and then flush() would come too late: just below 2^-126 fmaf() rounds up to a normal number.
+// a * b + c, rounded once to nearest even; denormal operands and results are zero. The real units do so whatever MXCSR
+// says. This instruction obeys MXCSR, so MXCSR is set to these rules while it runs. fmaf() followed by flush() differs
+// just below 2^-126: fmaf() rounds up to a normal number, which flush() keeps, and the units give zero.
 inline float16 fma_flushed(float16 a, float16 b, float16 c) {
     const unsigned mxcsr = _mm_getcsr();
     _mm_setcsr(0x9fc0);
