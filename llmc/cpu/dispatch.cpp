@@ -321,10 +321,11 @@ void matmul_backward(const MatmulBackward<floatX>& m, int N, int IC, int OC, Str
     raise_amax(m.dinp.amax, m.dinp.data, int64_t(N) * IC);
 }
 
-constexpr int MIRROR_COLUMNS = 192;
+constexpr int MIRROR_COLUMNS = 128;
 
-// out = x x^T. Blocks of columns are computed from the diagonal down, and mirrored: the elements above have the same
-// products in the same order, so the same bits.
+// out = x x^T, on vectors; a matrix unit's matmul does this itself. Blocks of columns are computed from the diagonal
+// down, and mirrored: the elements above have the same products in the same order, so the same bits. 32 rows at a time
+// stay in the first-level cache.
 template <class floatX>
 static void product_with_itself(floatX* out, const floatX* x, int N, int IC, Stream stream) {
     std::vector<floatX> block(size_t(N) * MIRROR_COLUMNS);
@@ -332,10 +333,14 @@ static void product_with_itself(floatX* out, const floatX* x, int N, int IC, Str
         const int width = std::min(MIRROR_COLUMNS, N - first), rows = N - first;
         const floatX* const from = x + int64_t(first) * IC;
         matmul_forward<floatX>({.out = block.data(), .inp = from, .weight = {from, nullptr}}, rows, IC, width, stream);
+        floatX* const to = out + int64_t(first) * N + first;
 #pragma omp parallel for schedule(static)
-        for (int64_t r = first; r < N; r++)
-            for (int64_t c = first; c < std::min<int64_t>(first + width, r + 1); c++)
-                out[r * N + c] = out[c * N + r] = block[size_t((r - first) * width + c - first)];
+        for (int64_t r0 = 0; r0 < rows; r0 += 32) {
+            const int64_t r1 = std::min<int64_t>(r0 + 32, rows);
+            for (int64_t r = r0; r < r1; r++) std::copy_n(&block[size_t(r * width)], width, to + r * N);
+            for (int64_t c = 0; c < width && r0 >= width; c++)
+                for (int64_t r = r0; r < r1; r++) to[c * N + r] = block[size_t(r * width + c)];
+        }
     }
 }
 
@@ -346,7 +351,7 @@ void matmul_batch(floatX* out, const floatX* left, const floatX* right, bool tra
         floatX* const product = out + i * N * OC;
         const floatX* const factor = left + i * N * IC;
         const Weight<floatX> weight = {right + i * IC * OC, nullptr};
-        if (transposed && left == right && N > MIRROR_COLUMNS)
+        if (transposed && left == right && N > MIRROR_COLUMNS && !matrix_operations<floatX>())
             product_with_itself<floatX>(product, factor, N, IC, stream);
         else if (transposed)
             matmul_forward<floatX>({.out = product, .inp = factor, .weight = weight}, N, IC, OC, stream);

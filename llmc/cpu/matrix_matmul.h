@@ -88,10 +88,11 @@ struct NoEpilogue {
 
 // sums = a b, or += if accumulate, for the micro-panels of a task: block (i, j) of the sums is number i * b.panels + j.
 // epilogue.apply(sums, i, j, r0, r1) gets each complete block, at micro-panel i of the whole a and j of the whole b, an
-// even number of rows (r0 to r1 - 1) at a time. next_a and next_b, which are multiplied next, are prefetched.
+// even number of rows (r0 to r1 - 1) at a time. next_a and next_b, which are multiplied next, are prefetched. lower:
+// only the blocks on and below the diagonal of the whole product.
 template <class Epilogue>
 void multiply(float* sums, const PackedOperand& a, const PackedOperand& b, const PackedOperand& next_a,
-              const PackedOperand& next_b, bool accumulate, const Epilogue& epilogue) {
+              const PackedOperand& next_b, bool accumulate, const Epilogue& epilogue, bool lower = false) {
     // Blocks that one step completes take turns in two places, which stay in the first-level cache.
     const bool in_turns = a.depth <= KC && !std::is_same_v<Epilogue, NoEpilogue>;
     struct {
@@ -108,9 +109,10 @@ void multiply(float* sums, const PackedOperand& a, const PackedOperand& b, const
         prefetcher.a_lines = ceil_div(TILE_PAIR * 2 / 64, b.panels);
         prefetcher.b_lines = ceil_div(TILE_PAIR * 2 / 64, a.panels);
         const int a_part = depth * prefetcher.a_lines * 64, b_part = depth * prefetcher.b_lines * 64;
+        int turn = 0;
         for (int j = 0; j < b.panels; j++)
-            for (int i = 0; i < a.panels; i++) {
-                float* block = sums + int64_t(in_turns ? (j * a.panels + i) % 2 : i * b.panels + j) * BLOCK;
+            for (int i = lower ? std::max(0, b.first + j - a.first) : 0; i < a.panels; i++) {
+                float* block = sums + int64_t(in_turns ? (turn ^= 1) : i * b.panels + j) * BLOCK;
                 prefetcher.a =
                     reinterpret_cast<const char*>(later_a.at(std::min(i, later_a.panels - 1), later_k)) + j * a_part;
                 const bf16* next_panel = j + 1 < b.panels ? b.at(j + 1, k) : later_b.at(0, later_k);
@@ -124,20 +126,21 @@ void multiply(float* sums, const PackedOperand& a, const PackedOperand& b, const
                 if (last) pending = {block, a.first + i, b.first + j};
             }
     }
-    epilogue.apply(pending.sums, pending.i, pending.j, 0, PANEL);
+    if (pending.sums) epilogue.apply(pending.sums, pending.i, pending.j, 0, PANEL);
 }
 
 // The matmul a b, without its result, which is up to the epilogue. All threads of a parallel region call it; there is
 // no barrier at its end. scratch: TASK_SUMS floats for each thread.
 template <class Epilogue>
-void matmul(float* scratch, const PackedOperand& a, const PackedOperand& b, const Epilogue& epilogue) {
+void matmul(float* scratch, const PackedOperand& a, const PackedOperand& b, const Epilogue& epilogue,
+            bool lower = false) {
     const TaskGrid grid = task_grid(a.panels, b.panels);
     const int tasks = grid.row_tasks * grid.column_tasks;
 #pragma omp for schedule(dynamic, 1) nowait
     for (int number = 0; number < tasks; number++) {
         const Task task(grid, a, b, number), next(grid, a, b, std::min(number + omp_get_num_threads(), tasks - 1));
         const TileRegisters registers;
-        multiply(scratch + TASK_SUMS * omp_get_thread_num(), task.a, task.b, next.a, next.b, false, epilogue);
+        multiply(scratch + TASK_SUMS * omp_get_thread_num(), task.a, task.b, next.a, next.b, false, epilogue, lower);
     }
     _mm_sfence();  // streaming stores are seen by other threads after the next barrier
 }
@@ -273,6 +276,21 @@ INLINE void add_rows(Row& sums, const bf16* pair) {
     }
 }
 
+// The blocks above the diagonal of x (N, N) = those below it, transposed. All threads of a parallel region call it.
+void mirror(bf16* x, int N) {
+#pragma omp for schedule(dynamic, 1) nowait
+    for (int64_t r = 1; r < panels_of(N); r++)
+        for (int64_t c = 0; c < r; c++) {
+            __m512i block[32];
+            alignas(64) bf16 transposed[TILE_PAIR];
+            load_block(block, x + (r * N + c) * PANEL, N, N - int(r) * PANEL, PANEL);
+            pack_columns_as_a(transposed, block);
+            for (int i = 0; i < PANEL; i++)
+                _mm512_mask_storeu_epi16(x + (c * PANEL + i) * N + r * PANEL, lane_mask32(N - int(r) * PANEL),
+                                         _mm512_load_si512(transposed + PANEL * i));
+        }
+}
+
 // These bound the scratch memory: a matmul runs on blocks of rows.
 constexpr int MAX_ROWS = 4096;
 constexpr int MAX_PACKED = 8 << 20;  // numbers of dout that are packed at a time, as two operands
@@ -391,6 +409,8 @@ void matmul_forward(const MatmulForward<bf16>& m, int N, int IC, int OC, Stream)
     bf16* packed_weight = arena.take<bf16>(operand_size(OC, IC));
     bf16* packed_inp = arena.take<bf16>(operand_size(block, IC));
     float* sums = arena.take<float>(TASK_SUMS * omp_get_max_threads());
+    // x x^T is symmetric: the elements above the diagonal have the same products in the same order, so the same bits.
+    const bool symmetric = m.inp == m.weight.rows && N == OC && N <= block && !m.bias && !m.residual && !m.pre_gelu;
 #pragma omp parallel
     {
         pack_matrix<pack_rows_as_b>(packed_weight, m.weight.rows, OC, IC);
@@ -402,9 +422,10 @@ void matmul_forward(const MatmulForward<bf16>& m, int N, int IC, int OC, Stream)
             const bf16* residual = m.residual ? m.residual + n * OC : nullptr;
             matmul(sums, packed_operand(packed_inp, panels_of(rows), depth),
                    packed_operand(packed_weight, panels_of(OC), depth),
-                   ForwardEpilogue{m.out.data + n * OC, pre_gelu, m.bias, residual, rows, OC});
+                   ForwardEpilogue{m.out.data + n * OC, pre_gelu, m.bias, residual, rows, OC}, symmetric);
 #pragma omp barrier
         }
+        if (symmetric) mirror(m.out.data, N);
     }
 }
 
