@@ -30,7 +30,7 @@ bad_usage() {
 }
 
 # parse_arguments MOST "NAME..." ARGUMENT...: sets the variable NAME for each option --NAME VALUE, and the array
-# operands, of at most MOST. --help prints the usage, which is the comment at the start of the script.
+# operands, of at most MOST; -- ends the options. --help prints the usage, which is the comment at the script's start.
 parse_arguments() {
     local most=$1 names=" $2 " name
     shift 2
@@ -44,15 +44,17 @@ parse_arguments() {
             [ $# -gt 1 ] || bad_usage "$1 needs a value"
             printf -v "$name" %s "$2"
             shift
+        elif [ "$1" = -- ]; then
+            operands+=("${@:2}")
+            break
         elif [[ $1 == -?* ]]; then
             bad_usage "unknown option $1"
-        elif [ ${#operands[@]} = "$most" ]; then
-            bad_usage "unexpected argument $1"
         else
             operands+=("$1")
         fi
         shift
     done
+    [ ${#operands[@]} -le "$most" ] || bad_usage "unexpected argument ${operands[most]}"
     if [ -n "${vocab:-}" ] && ! [[ $vocab =~ ^[0-9]{3,7}$ && $vocab -ge 257 ]]; then
         bad_usage "--vocab $vocab must be a number of tokens, 257 (the bytes and <|endoftext|>) or more"
     fi
