@@ -1,5 +1,7 @@
 #include "train/start.h"
 
+#include <wordexp.h>
+
 #include <algorithm>
 #include <set>
 
@@ -25,15 +27,26 @@ static std::string search(FoundCheckpoint (*find)(const std::string&, const Veri
     return found.dir;
 }
 
+// Returns the path in a variable, as huggingface_hub reads it: ~ and $NAME stand for what they are in a shell.
+static std::string path_in(const char* variable, const std::string& unset) {
+    const char *value = getenv(variable), *home = getenv("HOME");
+    std::string path = value && *value ? value : unset;
+    if (home && (path + "/").starts_with("~/")) path.replace(0, 1, home);
+    wordexp_t words;
+    if (wordexp(('"' + path + '"').c_str(), &words, WRDE_NOCMD | WRDE_UNDEF) != 0) return path;
+    path = words.we_wordv[0];
+    wordfree(&words);
+    return path;
+}
+
 // Returns the folder of a model's name on the Hub, such as openai-community/gpt2, in the cache that the Hub's programs
 // fill; "" if it is no such name.
 static std::string hub_cache_folder(std::string name) {
     if (!isalnum(static_cast<unsigned char>(name[0])) || std::ranges::count(name, '/') > 1) return "";
-    const auto variable = [](const char* key) { return std::string(getenv(key) ? getenv(key) : ""); };
-    const std::string xdg = variable("XDG_CACHE_HOME"), cache = xdg.empty() ? variable("HOME") + "/.cache" : xdg;
-    const std::string home = variable("HF_HOME"), hub = variable("HF_HUB_CACHE");
+    const std::string cache = path_in("XDG_CACHE_HOME", "~/.cache"),
+                      hub = path_in("HF_HOME", cache + "/huggingface") + "/hub";
     for (size_t slash; (slash = name.find('/')) != name.npos;) name.replace(slash, 1, "--");
-    return (!hub.empty() ? hub : (home.empty() ? cache + "/huggingface" : home) + "/hub") + "/models--" + name;
+    return path_in("HF_HUB_CACHE", path_in("HUGGINGFACE_HUB_CACHE", hub)) + "/models--" + name;
 }
 
 // Returns the directory that --init means: that of the Hub's cache for a name of the Hub, DIR for

@@ -113,8 +113,10 @@ def test_what_other_programs_call_a_model_is_found(model, data, tmp_path):
     sample = [PROGRAM, "generate --temperature 0 --max-tokens 9 --prompt king --init"]
     want = run(*sample, model).out
     for init, env in ((cache, {}), (trainer, {}), ("org/tiny", {"HF_HOME": tmp_path / "hf"}),
-                      ("org/tiny", {"HF_HUB_CACHE": tmp_path / "hf/hub"})):
-        assert run(*sample, init, env=env, cwd=tmp_path).out == want
+                      ("org/tiny", {"HF_HOME": "~/hf", "HOME": tmp_path}), ("org/tiny", {"HF_HOME": "${A}/h$B"}),
+                      ("org/tiny", {"HUGGINGFACE_HUB_CACHE": "~/hf/hub", "HOME": tmp_path, "HF_HOME": "/nowhere"}),
+                      ("org/tiny", {"HF_HUB_CACHE": "$A/hf/hub", "HUGGINGFACE_HUB_CACHE": "/nowhere"})):
+        assert run(*sample, init, env={"A": tmp_path, "B": "f", **env}, cwd=tmp_path).out == want
     (cache / "refs/main").write_text("0ab2")
     refused(66, f"names no snapshot; name one of {cache}/snapshots", *sample, cache)
     refused(66, "hf download org/tiny --local-dir tiny", *sample, "org/tiny", env={"HF_HOME": tmp_path}, cwd=tmp_path)
