@@ -64,6 +64,7 @@ TEST_CASE("other formats are recognized by their first bytes, and a text that be
     CHECK(what("book.txt" + std::string(249, '\0') + "ustar") == "a tar archive");
     CHECK(what("\xef\xbb\xbf\n <!DocType HTML><p>404") == "a web page (HTML)");
     CHECK(what(std::string("GGUF\3\0\0\0", 8)) == "a GGUF file");
+    CHECK(what("IQ== 0\nIg== 1\nIw== 2\n") == "a vocabulary of tiktoken");
     for (const char* text : {"", "GGUF is a format", "version 1", "<p>", "ORC", "{\"text\": \"<html>\"}"})
         CHECK(what(text).empty());
 }
