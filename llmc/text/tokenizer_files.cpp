@@ -311,14 +311,15 @@ static constexpr const char* which_version =
     " (beside a GPT-2 configuration, transformers 4 obeys this setting and 5 ignores it)";
 
 static void check_pipeline(const TokenizerParser& p, const Json& file) {
-    require_value(p, file, "normalizer", nullptr, which_version);
+    if (file["normalizer"] != Json{{"type", "Sequence"}, {"normalizers", std::vector<Json>()}})
+        require_value(p, file, "normalizer", nullptr, which_version);
     const Json& pre_tokenizer = file["pre_tokenizer"];
     if (pre_tokenizer["type"] != "ByteLevel" || pre_tokenizer["use_regex"] == false ||
         pre_tokenizer["add_prefix_space"] != false)
         refuse(p, "pre_tokenizer is " + shown(pre_tokenizer) +
                       "; only GPT-2's is supported: ByteLevel, use_regex true, add_prefix_space false" + which_version);
     for (const auto& [key, supported] : {std::pair<const char*, Json>("type", "BPE"),
-                                         {"dropout", nullptr},
+                                         {"dropout", 0.0},
                                          {"continuing_subword_prefix", ""},
                                          {"end_of_word_suffix", ""},
                                          {"byte_fallback", false},

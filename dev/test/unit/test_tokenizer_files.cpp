@@ -60,7 +60,7 @@ static std::string small_json() {
     return read_bytes(folder / "tokenizer.json");
 }
 
-TEST_CASE("tokenizer.json may have merges as pairs, and may lack some fields") {
+TEST_CASE("tokenizer.json may have merges as pairs, settings without effect, and may lack some fields") {
     const std::string text = small_json();
     const Tokenizer want = parse_one_file(text, "test");
     CHECK(encode(want, "abcab") == std::vector<int>{257, 256});
@@ -69,6 +69,10 @@ TEST_CASE("tokenizer.json may have merges as pairs, and may lack some fields") {
     check_equal(parse_one_file(replaced(pairs, "\"ab c\"", "[\"ab\", \"c\"]"), "test"), want);
     for (const char* field : {"    \"ignore_merges\": false,\n", "    \"type\": \"BPE\",\n"})
         check_equal(parse_one_file(replaced(text, field, ""), "test"), want);
+    const std::string nothing = replaced(text, "\"dropout\": null", "\"dropout\": 0.0"), null = "\"normalizer\": null";
+    const std::string sequence = "\"normalizer\": {\"type\": \"Sequence\", \"normalizers\": [";
+    check_equal(parse_one_file(replaced(nothing, null, sequence + "]}"), "test"), want);
+    CHECK_THROWS_AS(parse_one_file(replaced(nothing, null, sequence + "{\"type\": \"NFC\"}]}"), "test"), Error);
 }
 
 TEST_CASE("tokenizer.json: other added tokens are kept, and an empty token is accepted") {
