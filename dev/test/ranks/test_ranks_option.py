@@ -174,6 +174,13 @@ def test_a_killed_parent_leaves_no_process_and_no_step_is_lost(job, tmp_path):
     assert (tmp_path / "run/latest").exists()
 
 
+@pytest.mark.parametrize("limit, text", [
+    ("-S", ""), ("-HS", "error: --ranks 2 takes up to 74 open files, but the hard limit is 28")])
+def test_too_few_open_files_become_more_or_are_refused(limit, text, data):
+    result = execute(limited(f"{limit} -n 28"), train_command(OPTIONS, "--ranks 2", out="", data=data))
+    assert result.code == (2 if text else 0) and text in result.err, result
+
+
 @pytest.mark.parametrize("code, text, options, env", [
     (2, "--zero 9", "--ranks 2 --zero 9", {}),
     (2, "mpirun has started 2", "--ranks 4", {"OMPI_COMM_WORLD_RANK": 0, "OMPI_COMM_WORLD_SIZE": 2,
