@@ -144,7 +144,6 @@ struct Trainer {
         const std::vector<int> affected_words = std::move(pair(number).words);
         for (const int word : affected_words) merge_word(word, left, right, token);
         pair(number).count = 0;
-        pair(number).words.clear();
         pair(number).token = token;
         push_raised();
     }

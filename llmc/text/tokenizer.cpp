@@ -63,20 +63,17 @@ static int merge_short(const Tokenizer& tokenizer, int* ids, int n) {
 // heap entry is stale if the pair at its position has another rank by now.
 static void merge_long(const Tokenizer& tokenizer, std::vector<int>& ids) {
     const int n = int(ids.size());
-    std::vector<int> next(ids.size()), previous(ids.size()), ranks(ids.size(), PairRanks::NONE);
-    std::vector<uint64_t> heap;
-    const auto entry = [&](int i) { return uint64_t(ranks[i]) << 32 | uint64_t(i); };
+    std::vector<int> next(ids.size()), previous(ids.size()), ranks(ids.size());
+    std::priority_queue<uint64_t, std::vector<uint64_t>, std::greater<>> queue;
+    const auto refresh = [&](int i) {
+        ranks[i] = next[i] < n ? tokenizer.ranks.rank(ids[i], ids[next[i]]) : PairRanks::NONE;
+        if (ranks[i] != PairRanks::NONE) queue.push(uint64_t(ranks[i]) << 32 | uint64_t(i));
+    };
     for (int i = 0; i < n; i++) {
         next[i] = i + 1;
         previous[i] = i - 1;
-        if (i + 1 < n) ranks[i] = tokenizer.ranks.rank(ids[i], ids[i + 1]);
-        if (ranks[i] != PairRanks::NONE) heap.push_back(entry(i));
+        refresh(i);
     }
-    std::priority_queue<uint64_t, std::vector<uint64_t>, std::greater<>> queue(std::greater<>(), std::move(heap));
-    const auto refresh = [&](int i) {
-        ranks[i] = next[i] < n ? tokenizer.ranks.rank(ids[i], ids[next[i]]) : PairRanks::NONE;
-        if (ranks[i] != PairRanks::NONE) queue.push(entry(i));
-    };
     while (!queue.empty()) {
         const int i = int(queue.top() & 0xffffffff), rank = int(queue.top() >> 32);
         queue.pop();
