@@ -398,16 +398,18 @@ HFConfig read_hf_config(const std::string& dir) {
 
 std::string name_other_weights(const std::vector<std::string>& names) {
     static constexpr std::pair<const char*, const char*> known[] = {
-        {".pt", "PyTorch"},     {".pth", "PyTorch"}, {".ckpt", "PyTorch or TensorFlow"},
-        {".distcp", "PyTorch"}, {".h5", "Keras"},    {".index", "TensorFlow"},
-        {".msgpack", "Flax"},   {".onnx", "ONNX"},   {".gguf", "llama.cpp"},
+        {".pt", "PyTorch"},     {".pth", "PyTorch"},     {".ckpt", "PyTorch or TensorFlow"},
+        {".distcp", "PyTorch"}, {".h5", "Keras"},        {".index", "TensorFlow"},
+        {".msgpack", "Flax"},   {"onnx", "ONNX"},        {".gguf", "llama.cpp"},
+        {".pt2", "PyTorch"},    {".xml", "OpenVINO"},    {".tflite", "TensorFlow Lite"},
+        {".ot", "rust-bert"},   {".engine", "TensorRT"}, {".mlpackage", "Core ML"},
     };
     for (const std::string& name : names)
         for (const auto& [suffix, program] : known)
             if (name.ends_with(suffix))
                 return format(
-                    "; %s is a file of %s, and only safetensors are read: load it there, and if its model is "
-                    "a GPT-2, save it with save_pretrained() of transformers",
+                    "; %s is of %s, and only safetensors are read: give the model that it was made from, or load it "
+                    "there, and if it is a GPT-2, save it with save_pretrained() of transformers",
                     printable(name).c_str(), program);
     return "";
 }

@@ -176,12 +176,15 @@ def test_weights_of_other_programs_are_named_in_a_folder_and_alone(model, tmp_pa
                      "tokenize --tokenizer", model, model / "config.json", "--output", tmp_path / "shards")
     assert "; tokenizer.pkl of nanochat is a pickle, which is not read, and splits text" in pickle.err
     for name, program in (("flax_model.msgpack", "Flax"), ("model.onnx", "ONNX"), ("d2.gguf", "llama.cpp"),
-                          ("model.weights.h5", "Keras"), ("model_000100.pt", "PyTorch")):
+                          ("model.weights.h5", "Keras"), ("model_000100.pt", "PyTorch"),
+                          ("openvino_model.xml", "OpenVINO")):
         (model / name).write_bytes(b"weights")
-        says = f"; {name} is a file of {program}, and only safetensors are read: load it there, and if its model is"
+        says = f"; {name} is of {program}, and only safetensors are read: give the model that it was made from, or"
         refused(66, f"{model}: has no model.safetensors{says}", *sample, model)
         refused(65, says, *sample, model / name)
         (tmp_path / program).mkdir()
         (model / name).rename(tmp_path / program / name)
         refused(66, f"{tmp_path / program}: is neither a Hugging Face directory (no config.json) nor the output of a "
                 f"run (no step_*){says}", *sample, tmp_path / program)
+    (model / "onnx").mkdir()  # where the Hub's exports have it
+    refused(66, f"{model}: has no model.safetensors; onnx is of ONNX, ", *sample, model)
