@@ -406,6 +406,7 @@ FoundFiles find_text_files(const std::vector<std::string>& inputs, const std::st
         std::string why;
         bool has_text = false;
         for (const std::string& path : folder.texts) has_text |= add_file(found, seen, path, text_key, &why);
+        if (!folder.others.empty()) why += "; " + folder.others.back() + " is of another kind";
         if (!has_text)
             fail(EXIT_NO_INPUT,
                  "%s: holds no text file (.txt .text .md .markdown .rst .json .jsonl .jsonlines .ndjson .jl .csv "
