@@ -34,6 +34,7 @@ ifneq ($(filter-out clean help dist,$(GOALS)),)
 $(call need,nlohmann/json.hpp,nlohmann-json3-dev)
 $(call need,CLI/CLI.hpp,libcli11-dev)
 $(call need,xxhash.h,libxxhash-dev)
+$(call need,omp.h,libomp$(patsubst clang++%,%,$(filter clang++-%,$(notdir $(CXX))))-dev)
 endif
 ifneq ($(filter test tests emulator gpu-tests %/test_% cudnn_plans,$(filter-out %/test_gpt2 %/test_gpt2cu,$(GOALS))),)
 $(call need,doctest/doctest.h,doctest-dev)

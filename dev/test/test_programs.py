@@ -215,5 +215,13 @@ def test_arm64(name, run_cases):
     run_cases(*QEMU, ARM / name, limit=3600)
 
 
+def test_make_names_the_package_of_a_missing_header(tmp_path):
+    compiler = tmp_path / "clang++-17"  # Debian's clang has omp.h in a package of the same version
+    compiler.write_text('#!/bin/sh\ntext=$(cat)\n! expr "$text" : ".*<omp.h>" >/dev/null && echo "$text" | g++ "$@"\n')
+    compiler.chmod(0o755)
+    made = execute("make found", [f"CXX={compiler}"])
+    assert made.code == 2 and "omp.h not found: apt-get install libomp-17-dev " in made.err
+
+
 def test_each_fault_of_mutants_is_possible():
     assert mutants.stale() == []
