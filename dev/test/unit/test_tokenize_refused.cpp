@@ -130,7 +130,8 @@ TEST_CASE("a folder's text is read, and neither a run's log, a model's JSON, nor
                           {"a_sizes.json", " [ [-1, 2] ]"},
                           {"b.csv", "id,n\n1,2\n"}});
     check_refused(run, EXIT_NO_INPUT, "in: holds no text file (.txt ");
-    check_refused(run, EXIT_NO_INPUT, "log.jsonl is without text under \"text\" (--text-key); " + run.folder / "in/run/step");
+    check_refused(run, EXIT_NO_INPUT,
+                  "log.jsonl is without text under \"text\" (--text-key); " + run.folder / "in/run/step");
     run.file("c4/a.json", jsonl("the"));
     CHECK(run.train() == documents({"the"}));
     FoundFiles found = find_text_files({run.folder / "in"}, "text");
