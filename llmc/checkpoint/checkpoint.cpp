@@ -269,7 +269,7 @@ void verify_checkpoint(const std::string& dir, const VerifyProgress& progress) {
 // Whether transformers has saved a model over the checkpoint: its config.json then has a version, and no other has one.
 static bool is_replaced(const std::string& dir) {
     const std::string config = dir + "/config.json";
-    return path_exists(dir + "/trainer.json") && path_exists(config) &&
+    return path_exists(dir + "/trainer.json") && path_exists(config) && !is_directory(config) &&
            read_file(config, max_state_bytes).find("\"transformers_version\"") != std::string::npos;
 }
 

@@ -36,12 +36,19 @@ def test_a_config_json_of_a_larger_model_than_its_weights_is_refused_before_memo
             USES[command].replace("DATA", str(data)), "--init", copy)
 
 
-@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors"])
-def test_a_resume_skips_a_damaged_checkpoint_with_a_warning(file, trained, tmp_path, data):
+@pytest.mark.parametrize("file, wrong", [("model.safetensors", "its checksum does not match"),
+                                         ("optimizer.safetensors", "its checksum does not match"),
+                                         ("config.json", "is not a file, but a directory")])
+def test_a_resume_skips_a_damaged_checkpoint_with_a_warning(file, wrong, trained, tmp_path, data):
     out = Run(shutil.copytree(trained, tmp_path / "run"))
-    overwrite(out.checkpoint(30) / file, 5000, b"x")
+    damaged = out.checkpoint(30) / file
+    if file == "config.json":
+        damaged.unlink()
+        damaged.mkdir()
+    else:
+        overwrite(damaged, 5000, b"x")
     result = run(train_command("--precision fp32 --steps 30 --checkpoint-every 15 --resume", out=out, data=data))
-    warning = f"skipping a damaged checkpoint: {out.checkpoint(30)}/{file}: its checksum does not match"
+    warning = f"skipping a damaged checkpoint: {damaged}: {wrong}"
     assert f"warning: {warning}" in result.err
     assert any(line["text"].startswith(warning) for line in out.lines("warning"))
     assert out.lines("run")[-1]["resumed_at"] == 15
