@@ -212,12 +212,13 @@ MemoryLimit address_space() {
     return {int64_t(limit.rlim_cur), int64_t(limit.rlim_cur) - pages * sysconf(_SC_PAGESIZE)};
 }
 
-int64_t host_bytes_left() {
-    return std::min(1024 * number_in("/proc/meminfo", "MemAvailable:", INT64_MAX / 1024), control_groups().left);
+int64_t host_bytes_left(int processes) {
+    const int64_t machine = 1024 * number_in("/proc/meminfo", "MemAvailable:", INT64_MAX / 1024);
+    const int64_t part = std::min(machine, control_groups().left) / processes;
+    return part - std::min<int64_t>(128 << 20, part / 4);
 }
 
 int64_t host_bytes_free(int processes) {
     constexpr int64_t stacks = 20 << 20;  // two threads, which load data and write checkpoints, need them
-    return std::max<int64_t>(0,
-                             std::min(host_bytes_left() / processes - HOST_BYTES_KEPT, address_space().left - stacks));
+    return std::max<int64_t>(0, std::min(host_bytes_left(processes), address_space().left - stacks));
 }

@@ -5,8 +5,6 @@
 
 #include "base/common.h"
 
-constexpr int64_t HOST_BYTES_KEPT = 128 << 20;  // left to the rest of the process and of the machine
-
 // A limit of memory, and the bytes left under it. INT64_MAX: no limit.
 struct MemoryLimit {
     int64_t limit = INT64_MAX, left = INT64_MAX;
@@ -20,9 +18,10 @@ double cpu_quota(const std::string& root = "");
 // Returns the cores that the process could use when it started, or its CPU quota, if that is less.
 double cores_available();
 
-// Returns the bytes that are free on the machine and under the control groups.
-int64_t host_bytes_left();
-// Returns the bytes that each of `processes` processes of this machine can still allocate, apart from HOST_BYTES_KEPT.
+// Returns the part of each of `processes` processes in the bytes that are free on the machine and under the control
+// groups, without what is kept for the rest of the process and of the machine: 128 MiB, or a quarter if that is less.
+int64_t host_bytes_left(int processes = 1);
+// Returns the bytes that each of `processes` processes of this machine can still allocate.
 int64_t host_bytes_free(int processes = 1);
 
 // Refuses more threads than this process can start: OpenMP would end it with a message of its own.

@@ -109,7 +109,7 @@ void* allocate(int64_t bytes, const char* purpose, bool counted) {
     if (bytes == 0) return nullptr;
     const bool large = bytes >= MAPPED_FROM;
     // A lack of address space needs no check: mmap fails.
-    if (bytes >= HUGE_PAGE && bytes > host_bytes_left() - HOST_BYTES_KEPT) out_of_memory(bytes, purpose);
+    if (bytes >= HUGE_PAGE && bytes > host_bytes_left()) out_of_memory(bytes, purpose);
     const int64_t whole = round_up<int64_t>(bytes, large ? HUGE_PAGE : 64);
     void* block = large ? map_zeroed(whole) : aligned_alloc(64, whole);
     if (!block) out_of_memory(bytes, purpose);
