@@ -47,7 +47,6 @@ void fuzz(std::string_view input) {
     const int code = parse(arguments, options);
     require(code == 0 || code == EXIT_USAGE || code == EXIT_NO_INPUT || code == EXIT_BAD_DATA || code == EXIT_IO);
     if (code != 0 || options.command == Command::help) return;
-    changed_options(options);
-    options_json(options);
+    require(changed_options(options, options_json(options)).empty());
     if (options.command == Command::train || options.command == Command::plan) check_stored(options);
 }

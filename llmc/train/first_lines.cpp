@@ -110,15 +110,25 @@ static LogOptions log_options(const Run& run, int64_t resume_step, const DeviceI
     return options;
 }
 
+// Warns of what differs from the run of the checkpoint, and changes the weights of the next steps.
+static void compare_with(const TrainerState& state, const Run& run, Log& log) {
+    const Options now = run.used_options();
+    if (const std::string changed = changed_options(now, state.options); !changed.empty())
+        log.warn("changed since the checkpoint: " + changed + describe_rate(run, state));
+    const int ranks = state.options.value("ranks", 0);  // version 0.3.0 has 0 for those of mpirun
+    if (ranks > 0 && ranks != now.ranks && now.deterministic_ranks == 0)
+        log.warn(format("the checkpoint is of %s, and %d %s on: the weights will differ by rounding errors",
+                        counted(ranks, "rank").c_str(), now.ranks, now.ranks == 1 ? "goes" : "go"));
+    compare_data(run, state, log);
+}
+
 // state: null for a new run.
 static void log_notes(const Run& run, const TrainerState* state, Log& log) {
     const Options& o = run.options;
     if (o.resume && !state) log.note(o.output + " has no checkpoint yet: a new run starts");
     // The weights of an older checkpoint than the newest are a reason for a warning.
     for (const std::string& line : run.start.notes) run.start.weights.empty() ? log.note(line) : log.warn(line);
-    if (const std::string changed = changed_options(o); state && !changed.empty())
-        log.warn("changed since the checkpoint: " + changed + describe_rate(run, *state));
-    if (state) compare_data(run, *state, log);
+    if (state) compare_with(*state, run, log);
     const int V = run.start.hf_config.model.V;
     if (run.start.config.V > V)
         log.note(format("--vocab-size adds %s to the %d of %s, with embeddings drawn around the mean of the others",
@@ -170,6 +180,5 @@ std::unique_ptr<Log> open_log(const Run& run, const Launch& launch) {
         return log;
     }
     log->begin_run(json_text(info));
-    if (run.lock) replace_file(o.output + "/run.toml", run_toml(o));
     return log;
 }

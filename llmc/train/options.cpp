@@ -258,7 +258,6 @@ void Parser::read_text(const std::string& path, const std::string& text, bool sa
         if (!d) fail(EXIT_BAD_DATA, "%s: %s", path.c_str(), unknown_option("--" + name, known).c_str());
         const bool is_path = d->kind & PATH && !std::ranges::count(words_of(d->option->get_option_text()), value);
         const std::string here = is_path ? resolve_path(value, directory, d->kind) : value;
-        if (saved) o.saved[name] = d->json().type == Json::string ? toml_quoted(here) : value;
         if (name == "cooldown" && leaves_cooldown) continue;
         if (!saved && d->from_run && !d->has(value)) kept += " --" + name + " " + shell_word(d->value());
         const bool not_here = saved ? d->kind & ONE_START : d->from_run;
@@ -406,13 +405,13 @@ std::string option_text(const Options& options, const std::string& name) {
     return Parser(options).find("--" + name)->value();
 }
 
-std::string changed_options(const Options& options) {
+std::string changed_options(const Options& options, const Json& before) {
     const Parser parser(options);
     std::string text;
     for (const Declared& d : parser.all) {
-        const auto was = options.saved.find(d.name);
-        if (was == options.saved.end() || d.kind & (FREE | ONE_START) || was->second == d.toml()) continue;
-        text += (text.empty() ? "--" : ", --") + d.name + " " + d.toml() + " (was " + was->second + ")";
+        const Json* was = before.find(d.name);
+        if (!was || d.kind & (FREE | ONE_START) || d.has(was->text)) continue;
+        text += (text.empty() ? "--" : ", --") + d.name + " " + d.toml() + " (was " + json_text(*was) + ")";
     }
     return text;
 }

@@ -2,7 +2,6 @@
 // parser, --help, run.toml and the comparison of ranks use these declarations.
 #pragma once
 #include <cstdint>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -28,9 +27,8 @@ struct Options {
     Command command = Command::train;
     std::string command_line;  // quoted for a shell
     std::string answer;
-    std::vector<std::string> taken;            // settings of files: "options from x/run.toml: --lr 0.001"
-    std::map<std::string, std::string> saved;  // name and TOML value of each option in the run.toml of --resume
-    std::vector<std::string> inputs;           // files to tokenize; of export the model and the new file
+    std::vector<std::string> taken;   // settings of files: "options from x/run.toml: --lr 0.001"
+    std::vector<std::string> inputs;  // files to tokenize; of export the model and the new file
 
     bool default_model = false;         // no shape was given: --resume uses the checkpoint's shape
     bool default_global_batch = false;  // global_batch is neither given nor from the run that is resumed
@@ -59,8 +57,9 @@ std::string run_toml(const Options& options);  // the content of OUTPUT/run.toml
 Json options_json(const Options& options);     // all options of the command as a JSON object
 // Returns an option's value as on the command line: "cosine" for "schedule".
 std::string option_text(const Options& options, const std::string& name);
-// Returns the options that differ from those of the run that is resumed and may not: "--lr 0.001 (was 0.0006)".
-std::string changed_options(const Options& options);
+// Returns the options that differ from those of the checkpoint that is resumed and may not: "--lr 0.001 (was 0.0006)".
+// before: options_json of the checkpoint's run, after its start.
+std::string changed_options(const Options& options, const Json& before);
 
 // Returns the shape that --model, or --layers, --heads and --channels, ask for (not --init). default_vocab is used if
 // --vocab-size is 0. The number of positions is --seq-len (1024 if that is 0), and at least 1024 for a named model.

@@ -11,6 +11,14 @@ MemoryOptions Run::memory_options() const {
     return memory_options_of(options, groups.dp.world_size, groups.tp.shard_index);
 }
 
+Options Run::used_options() const {
+    Options used = options;
+    if (used.precision == Precision::automatic)
+        used.precision = dtype == Dtype::bf16 ? Precision::bf16 : Precision::fp32;
+    used.ranks = groups.world.world_size;
+    return used;
+}
+
 Json Run::describe_data() const {
     Json fingerprints = {{"train", hex(data.train.fingerprint)}};
     if (!data.val.shards.empty()) fingerprints["val"] = hex(data.val.fingerprint);

@@ -33,7 +33,8 @@ struct Run {
     float loss_scale() const { return 1.0f / float(batch.grad_accum_steps * batch.world_size); }
     float lr(int64_t step) const { return float(learning_rate(schedule_of(options), step)); }
     MemoryOptions memory_options() const;
-    Json describe_data() const;  // fingerprints, for checkpoints
+    Options used_options() const;  // with what --precision auto and --ranks have become
+    Json describe_data() const;    // fingerprints, for checkpoints
 };
 
 // Called by all ranks. Finds the checkpoint or the weights to start from, fills in automatic options, and refuses ranks

@@ -78,7 +78,7 @@ void Trainer<floatX>::start() {
     if (state.step > 0) loader.seek(state.position);
     const TrainerState before = state;
     state.seed = o.seed;
-    state.options = options_json(o);
+    state.options = options_json(run.used_options());
     state.data = run.describe_data();
     if (before.val_step >= 0 && keeps_best(o) && !same_validation(before, state)) {
         state.best_step = -1;
@@ -86,6 +86,8 @@ void Trainer<floatX>::start() {
             "--val-data or --val-tokens are not those of the checkpoint: the losses cannot be compared, so the best "
             "loss and its checkpoint are sought anew");
     }
+    // Not before: a start that fails changes no option of the run.
+    if (run.lock && state.step < o.steps) replace_file(o.output + "/run.toml", run_toml(o));
     start_clock(state.step);
 }
 

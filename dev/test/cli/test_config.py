@@ -1,9 +1,11 @@
 """test_config.py: the options of a run in run.toml, which --resume and --config take, and what a resume changes."""
 
 import os
+import re
 import shutil
 
-from harness import PROGRAM, TINY, Run, assert_same_run, data_options, refused, run, train, train_command
+from harness import (PROGRAM, TINY, Run, assert_same_run, data_options, no_mpi_because, refused, run, train,
+                     train_command)
 
 
 def resume(out, *options, **keywords):
@@ -22,6 +24,18 @@ def test_a_resume_takes_the_options_of_the_run_and_does_nothing_if_it_is_finishe
     assert again.last_step() == 32
     assert f"options from {again}/run.toml: --train-data " in result.out and " --lr 0.01 " in result.out
     assert "warning: changed since the checkpoint: --steps 33 (was 30); the learning rate goes on with " in result.err
+
+
+def test_a_resume_compares_its_options_with_the_checkpoint_whatever_run_toml_says(trained, tmp_path):
+    out = Run(shutil.copytree(trained, tmp_path / "run"))
+    options = (out / "run.toml").read_text()
+    refused(65, "one step needs 8,000 ", PROGRAM, "--resume --output", out, "--steps 40 --global-batch 128000")
+    assert (out / "run.toml").read_text() == options
+    (out / "run.toml").write_text(re.sub("^(lr|precision) = .*\n", "", options, flags=re.MULTILINE))
+    said = resume(out, "--steps 31 --ranks", 1 if no_mpi_because() else 2).err
+    assert "--lr 0.0006 (was 0.01)" in said
+    assert no_mpi_because() or "warning: the checkpoint is of 1 rank, and 2 go on: the weights will differ" in said
+    assert ('--precision "bf16" (was "fp32")' in said) == (out.lines("run")[-1]["precision"] == "bf16")
 
 
 def test_a_new_run_with_the_config_of_another_has_the_same_losses(trained, tmp_path):
