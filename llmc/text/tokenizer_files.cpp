@@ -148,8 +148,9 @@ static std::string role(const TokenizerParser& p, const std::string& name) {
 }
 
 // Makes the tokens of the roles special. As transformers does, it adds those that the vocabulary lacks, at its end; but
-// not <|endoftext|>, which is there by default only.
+// not <|endoftext|>, which is there by default only. The settings of a role are those of a token of added_tokens.json.
 static void read_roles(TokenizerParser& p) {
+    const bool has_settings = p.files.contains("tokenizer.json") || p.config.contains("added_tokens_decoder");
     std::vector<Json> tokens;
     for (const char* role : {"bos", "eos", "unk", "sep", "pad", "cls", "mask"})
         tokens.push_back(p.roles[std::string(role) + "_token"]);
@@ -162,7 +163,8 @@ static void read_roles(TokenizerParser& p) {
         int id = find_id(p, content);
         if (content.empty() || (id < 0 && content == END_OF_TEXT)) continue;
         if (id < 0) id = int(p.ids.size());
-        if (!is_added(p.tokenizer, id)) add_token(p, token, id);
+        if (!is_added(p.tokenizer, id) || !(has_settings || added_token(p.tokenizer, id).special))
+            add_token(p, token, id);
         added_token(p.tokenizer, id).special = true;
     }
 }
@@ -350,14 +352,13 @@ static void complete_config(TokenizerParser& p, std::string& config, bool end_is
 static Json read_two_files(const TokenizerParser& p) {
     const std::string& text = p.files.at("merges.txt");
     std::istringstream lines(text.starts_with("\xef\xbb\xbf") ? text.substr(3) : text);  // a byte order mark
-    Json file, merges = std::vector<Json>();
+    Json model = {{"vocab", parse_json(p.files.at("vocab.json"), p.where)}, {"merges", std::vector<Json>()}};
+    std::vector<Json>& merges = model["merges"].items;
     for (std::string line; std::getline(lines, line);) {
         if (line.ends_with('\r')) line.pop_back();
-        if (!line.empty() && !(merges.items.empty() && line.starts_with("#version"))) merges.items.push_back(line);
+        if (!line.empty() && !(merges.empty() && line.starts_with("#version"))) merges.push_back(line);
     }
-    file["model"]["vocab"] = parse_json(p.files.at("vocab.json"), p.where);
-    file["model"]["merges"] = std::move(merges);
-    return file;
+    return {{"model", model}};
 }
 
 static Json read_one_file(const TokenizerParser& p) {

@@ -196,6 +196,14 @@ TEST_CASE("added_tokens.json of older directories adds its tokens") {
     CHECK(encode(tokenizer, "<a>a<b>", true) == std::vector<int>{258, 64, 259});
     write_bytes(folder / "added_tokens.json", R"({"<a>": 300})");
     CHECK(contains(refusal([&] { load_tokenizer(folder.path); }), "\"<a>\" has the id 300, but ids must be 0 to 258"));
+    write_bytes(folder / "added_tokens.json", R"({"<b>": 259, "<a>": 258, "a<": 260})");
+    write_bytes(folder / "special_tokens_map.json",
+                R"({"sep_token": "<b>", "mask_token": {"content": "<a>", "lstrip": true, "normalized": true}})");
+    for (int i = 0; i < 2; i++) {  // the second time from the tokenizer.json that is written
+        const Tokenizer with_roles = load_tokenizer(folder.path);
+        CHECK(encode(with_roles, "a<b>b <a>a<", true) == std::vector<int>{64, 259, 65, 258, 260});
+        save_tokenizer(with_roles, folder.path);
+    }
 }
 
 // Changes of small_json(), and what is said of the file then.
