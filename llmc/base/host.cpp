@@ -130,10 +130,10 @@ std::string describe_threads(int ranks) {
 // (mk/find.mk), and libomp at the first parallel region. Settings of the user take precedence.
 __attribute__((constructor(101))) static void prepare_openmp() {
     if (const char* threads = getenv("OMP_NUM_THREADS"); threads && !*threads) unsetenv("OMP_NUM_THREADS");
-    for (const char* setting : {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY"})
-        if (getenv(setting)) return;
+    if (getenv("OMP_WAIT_POLICY")) return;
     setenv("GOMP_SPINCOUNT", "4000", 0);
-    setenv("KMP_BLOCKTIME", "1", 0);  // ms, the smallest value that every version of libomp accepts
+    // In ms, the smallest value that every version of libomp accepts.
+    if (!getenv("KMP_LIBRARY")) setenv("KMP_BLOCKTIME", "1", 0);
 }
 
 // ---- memory
