@@ -81,7 +81,8 @@ static Sequence make_sequence(Encoder& encoder, const std::string& context, cons
         s.tokens.insert(s.tokens.begin(), start.begin(), start.end());
         s.scored += int(start.size());
     }
-    s.scored = s.compared = std::max(1, s.scored);
+    s.scored = s.compared = s.tokens.size() == 1 ? 2 : std::max(1, s.scored);
+    if (s.tokens.size() == 1) s.tokens.push_back(s.tokens[0]);  // the model needs an input, and no token is scored
     return s;
 }
 
@@ -116,9 +117,7 @@ static TaskRow read_row(const Json& row, Encoder& encoder, const std::string& wh
     for (size_t i = 0; i < std::max(contexts.size(), continuations.size()); i++) {
         const std::string& continuation = continuations[i % continuations.size()];
         out.choices.push_back(make_sequence(encoder, contexts[i % contexts.size()], delimiter.text + continuation));
-        Sequence& s = out.choices.back();
-        s.bytes = int64_t(continuation.size());
-        check(s.tokens.size() > 1, where, "a context and its continuation have no tokens");
+        out.choices.back().bytes = int64_t(continuation.size());
     }
     const size_t choices = out.choices.size();
     if (choices == 1) return out;

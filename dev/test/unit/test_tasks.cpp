@@ -60,6 +60,11 @@ TEST_CASE("white space, words and what has no tokens of its own are counted as i
     CHECK((white.tokens[0] == end && white.scored == 1));
     const Sequence empty = sequence(R"({"context": "a", "continuation": "", "delimiter": ""})");
     CHECK(empty.scored == int(empty.tokens.size()));
+    for (const char* nothing : {"", END_OF_TEXT}) {
+        const json row = {{"context", ""}, {"continuation", nothing}, {"delimiter", ""}};
+        const Sequence only_bos = sequence(row.dump().c_str());
+        CHECK((only_bos.tokens == Tokens{end, end} && only_bos.scored == 2 && only_bos.compared == 2));
+    }
     const Sequence merged = sequence(R"({"context": "t", "continuation": "he", "delimiter": ""})");
     CHECK(merged.tokens.size() == 2);  // one token after <|endoftext|>
     CHECK(merged.scored == 1);
@@ -170,8 +175,6 @@ TEST_CASE("bad rows are refused with file, line and reason") {
          "jsonl:1: is not valid JSON at byte 40 of 53: invalid"},
         {R"({"query": ["q", "r"], "choices": ["a", "b"], "gold": 0})", "has lists of contexts and of continuations"},
         {R"({"context": "q", "continuation": "a", "delimiter": 1})", "\"delimiter\" must be a text"},
-        {R"({"context": "", "continuation": "", "delimiter": ""})",
-         "jsonl:1: a context and its continuation have no tokens"},
         {good + R"({"context": "q", "continuation": "a"})",
          "jsonl:2: has one continuation, or choices, unlike the rows before"},
         {"\n \n", "jsonl: has no rows"}};
