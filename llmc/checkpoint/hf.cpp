@@ -392,7 +392,7 @@ HFConfig read_hf_config(const std::string& dir) {
     if (!path_exists(generation)) return config;
     config.generation = read_file(generation, max_bytes);
     const Json object = parse_python_object(config.generation, generation);
-    for (const int id : read_ids({object, generation}, "eos_token_id")) config.eos.push_back(id);
+    if (const std::vector<int> eos = read_ids({object, generation}, "eos_token_id"); !eos.empty()) config.eos = eos;
     return config;
 }
 

@@ -13,7 +13,7 @@
 
 struct HFConfig {
     GPT2Config model;
-    std::vector<int> eos;    // the tokens that end a text: eos_token_id, in either file a number or a list
+    std::vector<int> eos;    // the tokens that end a text: eos_token_id of generation_config.json, else config.json
     int bos = -1, pad = -1;  // bos_token_id and pad_token_id; -1: none
     bool tied = true;        // tie_word_embeddings: the output head is wte
     std::string text;        // config.json, with the keys that are not read

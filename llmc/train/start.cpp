@@ -175,8 +175,8 @@ static void use_ids_of_tokenizer(RunStart& start) {
     const bool keep = known && start.tokenizer_path == start.weights;
     if (!keep) set_tokens(start.hf_config, tokenizer.end_of_text, tokenizer.bos, tokenizer.pad);
     if (is_new || !known || eos.empty()) return;
-    start.notes.push_back(format("texts end with token %d in %s/config.json, and with %d in the tokenizer %s: %s",
-                                 eos[0], start.weights.c_str(), tokenizer.end_of_text, start.tokenizer_path.c_str(),
+    start.notes.push_back(format("texts end with token %d in %s, and with %d in the tokenizer %s: %s", eos[0],
+                                 start.weights.c_str(), tokenizer.end_of_text, start.tokenizer_path.c_str(),
                                  keep ? "both stay as they are" : "checkpoints have the tokens of the tokenizer"));
 }
 

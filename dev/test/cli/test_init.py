@@ -57,20 +57,22 @@ def test_config_json_has_the_tokens_of_another_tokenizer_and_a_line_says_so(mode
     for name in ("config.json", "generation_config.json"):
         edit_json(model / name, eos_token_id=7, pad_token_id=8)
     own = tune("--init", model, out=tmp_path / "own", data=data)
-    assert f"texts end with token 7 in {model}/config.json, and with 299 in the tokenizer {model}: both stay" in own.err
+    assert f"texts end with token 7 in {model}, and with 299 in the tokenizer {model}: both stay" in own.err
     assert configs(Run(tmp_path / "own").checkpoint(1))[0]["eos_token_id"] == 7
     other = tune("--init", model, "--tokenizer", data, out=tmp_path / "other", data=data)
     assert "checkpoints have the tokens of the tokenizer" in other.err
     for found in configs(Run(tmp_path / "other").checkpoint(1)):
         assert found["eos_token_id"] == found["bos_token_id"] == 299 and found.get("pad_token_id") is None
-    edit_json(model / "config.json", eos_token_id=[7, 299])
+    edit_json(model / "generation_config.json", eos_token_id=[7, 299])
     assert "texts end with" not in tune("--init", model, data=data).err
 
 
 def test_generate_ends_at_each_of_the_tokens_that_end_a_text(model, tmp_path):
     sample = [PROGRAM, "generate --temperature 0 --max-tokens 40 --prompt king --init", model]
     assert len(run(*sample).out) > len("king\n")
-    edit_json(model / "config.json", eos_token_id=[299, *range(299)])
+    edit_json(model / "config.json", eos_token_id=[299, *range(299)])  # generation_config.json counts alone
+    assert len(run(*sample).out) > len("king\n")
+    edit_json(model / "generation_config.json", eos_token_id=[299, *range(299)])
     assert run(*sample).out == "king\n"
 
 

@@ -309,10 +309,13 @@ TEST_CASE("keys that are not read stay as they are, and those that would be untr
     CHECK(read(other.text).pad == 3);
 }
 
-TEST_CASE("the tokens that end a text are those of config.json and of generation_config.json") {
+TEST_CASE("the tokens that end a text are those of generation_config.json, else of config.json") {
     const TemporaryDirectory dir;
     write_bytes(dir / "config.json", R"({"eos_token_id": null})");
     CHECK(read_hf_config(dir.path).eos.empty());
+    write_bytes(dir / "config.json", R"({"eos_token_id": [3, 5]})");
+    write_bytes(dir / "generation_config.json", "{}");
+    CHECK(read_hf_config(dir.path).eos == std::vector<int>{3, 5});
     write_bytes(dir / "generation_config.json", R"({"eos_token_id": [3, 4], "temperature": 0.7})");
     CHECK(read_hf_config(dir.path).eos == std::vector<int>{3, 4});
     CHECK(read_hf_config(dir.path).generation == read_bytes(dir / "generation_config.json"));
