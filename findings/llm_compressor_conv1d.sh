@@ -48,8 +48,8 @@ python3 -m venv "$folder/env"
 while read -r arguments; do
     rm -rf "$folder/before" "$folder/after"
     # shellcheck disable=SC2086
-    HF_HUB_OFFLINE=1 "$folder/env/bin/python" "$folder/quantize.py" "$folder" $arguments </dev/null >"$folder/log" 2>&1 ||
-        echo "failed: $(tail -1 "$folder/log")"
+    HF_HUB_OFFLINE=1 "$folder/env/bin/python" "$folder/quantize.py" "$folder" $arguments </dev/null \
+        >"$folder/log" 2>&1 || echo "failed: $(tail -1 "$folder/log")"
     echo "$arguments: $(sed -n 's/^result: //p' "$folder/log"), lines on modules or targets:" \
         "$(grep -ciE 'conv1d|target|match|no modules|not quantized' "$folder/log")"
 done <<'END' | tee "$folder/got"
