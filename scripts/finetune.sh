@@ -23,7 +23,7 @@ while [ $# -gt 0 ] && [ "$1" != -- ]; do
             printf -v "${1#--}" %s "$2"
             shift ;;
         -*) refuse 2 "unknown option $1; see --help. Options of train_gpt2 follow after --" ;;
-        *) [ -e "$1" ] || refuse 66 "$1: there is no such file or folder"
+        *) [ -f "$1" ] || [ -d "$1" ] || refuse 66 "$1: there is no such file or folder (of a pipe make a file first)"
            inputs+=("$(realpath -- "$1")") ;;
     esac
     shift

@@ -13,7 +13,8 @@ for input in "$@"; do
         -h | --help) sed -n '2,6s/^# \{0,1\}//p' "$0"; exit 0 ;;
         -*) echo "quickstart.sh: $input? only files and folders are expected; see --help" >&2; exit 2 ;;
     esac
-    [ -e "$input" ] || { echo "quickstart.sh: $input: there is no such file or folder" >&2; exit 66; }
+    [ -f "$input" ] || [ -d "$input" ] ||
+        { echo "quickstart.sh: $input: there is no such file or folder (of a pipe make a file first)" >&2; exit 66; }
     inputs+=("$(realpath "$input")")
 done
 cd "$(dirname "$0")/.."
