@@ -24,6 +24,7 @@ namespace fs = std::filesystem;
 using namespace std::string_view_literals;
 
 static constexpr int64_t INSPECTED = 1 << 20;  // bytes that decide what a file is
+static constexpr int FIRST_OBJECTS = 32;       // objects that decide whether a file of a folder has text
 static constexpr const char* BYTE_ORDER_MARK = "\xef\xbb\xbf";
 
 // ---- names
@@ -262,17 +263,22 @@ static Format json_format(std::string_view start, bool named) {
     return strchr("{[,:", line[line.find_last_not_of(BLANK)]) ? Format::json : Format::json_lines;
 }
 
-// Whether the first object, if `start` has all of it, has a text or null under the key. Texts and numbers alone have
-// none; a text of a table says what is wrong with a row.
-static bool first_has_text(const TextFile& file, std::string_view start, const std::string& key) try {
+// Whether most of the first objects that `start` has whole have a text or null under the key: the log of a run has such
+// lines, too. Texts and numbers alone have none; a text of a table says what is wrong with a row.
+static bool first_have_text(const TextFile& file, std::string_view start, const std::string& key) try {
     if (file.format == Format::text) return true;
+    int with_text = 0, objects = 0;
+    for (size_t begin = start.find('{'); begin != start.npos && objects < FIRST_OBJECTS; objects++) {
+        const size_t end = json_object_end(start, begin);
+        if (end == start.npos) break;
+        const Json row = parse_python_json(std::string(start.substr(begin, end - begin)), file.path);
+        begin = start.find('{', end);
+        const Json* value = row.find(key);
+        with_text += value && (value->type == Json::string || value->type == Json::null);
+    }
     const size_t first = start.find_first_not_of(" \t\r\n[");
-    if (!file.is_table && first < start.size() && strchr("\"-0123456789", start[first])) return false;
-    const size_t begin = start.find('{'), end = begin == start.npos ? begin : json_object_end(start, begin);
-    if (end == start.npos) return true;
-    const Json row = parse_python_json(std::string(start.substr(begin, end - begin)), file.path);
-    const Json* value = row.find(key);
-    return value && (value->type == Json::string || value->type == Json::null);
+    const bool is_list = !file.is_table && first < start.size() && strchr("\"-0123456789", start[first]);
+    return objects == 0 ? !is_list : 2 * with_text > objects;
 } catch (const Error&) {
     return true;  // whoever reads the row refuses it
 }
@@ -303,7 +309,7 @@ static TextFile inspect(const std::string& path, Wanted wanted, const std::strin
     if (file.command.empty()) file.text_bytes = file.size;
     if (file.format == Format::text) file.odd_byte = find_odd_byte(start);
     if (table) read_table(file, table, keys);
-    file.may_have_text = first_has_text(file, table ? TextStream(file).peek(PEEKED) : text, keys);
+    file.may_have_text = first_have_text(file, table ? TextStream(file).peek(PEEKED) : text, keys);
     return file;
 }
 

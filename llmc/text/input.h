@@ -37,7 +37,7 @@ struct TextFile {
     int64_t odd_byte = -1;                  // offset of the first invalid UTF-8 in the first MiB of text; -1: none
     int64_t text_bytes = INT64_MAX;         // size of the unpacked text; INT64_MAX: unknown
     std::string refused = "";               // why the file is no text, "is a zip archive, not text; ..."
-    bool may_have_text = true;              // false: JSON or CSV whose first object has no text under the key
+    bool may_have_text = true;              // false: JSON or CSV whose first objects have no text under the key
     std::shared_ptr<FILE> copy = nullptr;   // copy of a pipe
 };
 

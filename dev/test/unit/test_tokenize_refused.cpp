@@ -132,6 +132,8 @@ TEST_CASE("a folder's text is read, and neither a run's log, a model's JSON, nor
     check_refused(run, EXIT_NO_INPUT, "in: holds no text file (.txt ");
     check_refused(run, EXIT_NO_INPUT,
                   "log.jsonl is without text under \"text\" (--text-key); " + run.folder / "in/run/step");
+    run.file("c4/a.json", "{\"id\":1}\n" + jsonl("the") + jsonl("the"));
+    check_refused(run, EXIT_BAD_DATA, "c4/a.json:1: has no text under the key");  // most have one
     run.file("c4/a.json", jsonl("the"));
     CHECK(run.train() == documents({"the"}));
     FoundFiles found = find_text_files({run.folder / "in"}, "text");
