@@ -410,7 +410,7 @@ std::string changed_options(const Options& options, const Json& before) {
     std::string text;
     for (const Declared& d : parser.all) {
         const Json* was = before.find(d.name);
-        if (!was || d.kind & (FREE | ONE_START) || d.has(was->text)) continue;
+        if (!was || d.kind & (FREE | ONE_START) || d.json() == *was || d.has(was->text)) continue;
         text += (text.empty() ? "--" : ", --") + d.name + " " + d.toml() + " (was " + json_text(*was) + ")";
     }
     return text;
