@@ -55,6 +55,10 @@ static size_t section_end(std::string_view text, size_t from) {
 static std::pair<size_t, size_t> next_border(std::string_view text, size_t from, Format format, SplitAt split) {
     const auto at = [](size_t end) { return std::pair(end, end); };
     if (format == Format::json && text.substr(from).starts_with('{')) return at(json_object_end(text, from));
+    if (format == Format::json) {  // what is no object ends with its line, or before what follows in the array
+        const size_t last = text.substr(from).starts_with('"') ? json_string_end(text, from) : from;
+        return at(text.find_first_of(",]\n", std::min(last, text.size())));
+    }
     if (format == Format::text && split == SplitAt::blank_lines) return at(section_end(text, from));
     const std::string_view mark = format == Format::text && split == SplitAt::end_of_text ? END_OF_TEXT : "\n";
     const size_t end = text.find(mark, from);
@@ -109,7 +113,7 @@ static void pass(CorpusReader& reader, char next) {
 }
 
 // Where the next JSON object starts, after white space and the commas and brackets of an array. Anything else is a bad
-// row, up to the end of its line.
+// row (next_border has its end).
 static size_t skip_to_object(CorpusReader& reader, std::string_view text, size_t at) {
     const size_t begin = std::min(text.find_first_not_of(" \t\r\n[],\x1e", at), text.size());
     for (const char c : text.substr(at, begin - at)) {

@@ -174,6 +174,12 @@ TEST_CASE("--skip-bad-lines skips up to 1 % of the documents, for any number of 
                           (three.folder / "in/a.jsonl:51: has no text"));
         CHECK_FALSE(has_shards(three));
     }
+    std::string array = "[";  // of one line: what is no object costs no object
+    for (int i = 0; i < 300; i++) array += i == 100 ? "null, " : i == 200 ? "\"a, ]b\", " : "{\"text\": \"the\"}, ";
+    TokenizeRun one_line(Files{{"a.json", array + "{\"text\": \"the\"}]"}});
+    one_line.options.skip_bad_lines = true;
+    const Tokens tokens = one_line.train();
+    CHECK(std::count(tokens.begin(), tokens.end(), tokens[0]) == 299);
     std::string rows = "text,id\n";  // an open quote takes all rows behind it, which --skip-bad-lines does not count
     for (int i = 0; i < 300; i++) rows += i == 200 ? "\"the,1\n" : "the,1\n";
     TokenizeRun open_quote(Files{{"a.csv", rows}});
