@@ -88,8 +88,8 @@ struct NoEpilogue {
 
 // sums = a b, or += if accumulate, for the micro-panels of a task: block (i, j) of the sums is number i * b.panels + j.
 // epilogue.apply(sums, i, j, r0, r1) gets each complete block, at micro-panel i of the whole a and j of the whole b, an
-// even number of rows (r0 to r1 - 1) at a time. next_a and next_b, which are multiplied next, are prefetched. lower:
-// only the blocks on and below the diagonal of the whole product.
+// even number of rows (r0 to r1 - 1) at a time. next_a and next_b, which are multiplied next, are prefetched. If
+// `lower` is set, only the blocks on and below the diagonal of the whole product are computed.
 template <class Epilogue>
 void multiply(float* sums, const PackedOperand& a, const PackedOperand& b, const PackedOperand& next_a,
               const PackedOperand& next_b, bool accumulate, const Epilogue& epilogue, bool lower = false) {
@@ -276,7 +276,7 @@ INLINE void add_rows(Row& sums, const bf16* pair) {
     }
 }
 
-// The blocks above the diagonal of x (N, N) = those below it, transposed. All threads of a parallel region call it.
+// Copies the blocks of x (N, N) below the diagonal, transposed, above it. All threads of a parallel region call it.
 void mirror(bf16* x, int N) {
 #pragma omp for schedule(dynamic, 1) nowait
     for (int64_t r = 1; r < panels_of(N); r++)

@@ -263,8 +263,8 @@ static Format json_format(std::string_view start, bool named) {
     return strchr("{[,:", line[line.find_last_not_of(BLANK)]) ? Format::json : Format::json_lines;
 }
 
-// Whether most of the first objects that `start` has whole have a text or null under the key: the log of a run has such
-// lines, too. Texts and numbers alone have none; a text of a table says what is wrong with a row.
+// Whether most of the first whole objects of `start` have a string or null under the key. One is not enough: the log of
+// a run has some. A list of strings or numbers has none. In a table's rows a string names an error of the table.
 static bool first_have_text(const TextFile& file, std::string_view start, const std::string& key) try {
     if (file.format == Format::text) return true;
     int with_text = 0, objects = 0;
