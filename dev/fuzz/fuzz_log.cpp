@@ -11,7 +11,7 @@
 static std::string resumed(const std::string& directory) {
     LogOptions options;
     options.output = directory, options.silent = true, options.resume_step = 3;
-    require(exit_code_of([&] { Log log(options); }) == 0);
+    require(exit_code_of([&] { Log(options).open(); }) == 0);
     return read_bytes(directory + "/log.jsonl");
 }
 

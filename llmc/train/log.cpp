@@ -150,6 +150,7 @@ void Log::append(GrowingFile& file, const std::string& bytes) {
 }
 
 void Log::append(const std::string& object) {
+    if (!opened) return early.push_back(object);
     append(lines, object + "\n");
     if (options.tensorboard) append(events, tensorboard::event_of_line(wall_time(), object));
 }
@@ -183,14 +184,15 @@ static std::string move_aside(const std::string& dir) {
 }
 
 static GrowingFile open_to_append(const std::string& path) {
-    const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0666);
+    const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0666);
     if (fd < 0) fail(EXIT_CANNOT_CREATE, "%s cannot be opened for writing: %s", path.c_str(), strerror(errno));
     return {path, fd};
 }
 
 Log::Log(const LogOptions& given)
-    : options(given), first_peak(given.peak_flops), live(!given.quiet && !given.silent && has_terminal()) {
-    if (options.output.empty()) return;
+    : options(given), first_peak(given.peak_flops), live(!given.quiet && !given.silent && has_terminal()) {}
+
+void Log::open_lines() {
     const std::string path = options.output + "/log.jsonl";
     if (options.resume_step >= 0) {
         cut_log(path, options.resume_step);
@@ -198,11 +200,20 @@ Log::Log(const LogOptions& given)
         note("the log of an earlier run was renamed to " + move_aside(options.output));
     }
     lines = open_to_append(path);
-    if (!options.tensorboard) return;
-    // TensorBoard reads the files of a folder in the order of their names.
+}
+
+// TensorBoard reads the files of a folder in the order of their names.
+void Log::open_events() {
     const double now = wall_time();
     events = open_to_append(format("%s/events.out.tfevents.%.6f.%s", options.output.c_str(), now, host_name().c_str()));
     append(events, tensorboard::begin_file(now, std::max<int64_t>(options.resume_step, 0)));
+}
+
+void Log::open() {
+    if (!options.output.empty()) open_lines();
+    if (!options.output.empty() && options.tensorboard) open_events();
+    opened = true;
+    for (const std::string& object : early) append(object);
 }
 
 Log::~Log() {

@@ -97,12 +97,15 @@ struct Log {
     LogOptions options;
     PauseTimes pauses = {};  // times so far, for the ETA
 
-    // Opens log.jsonl. A new run moves an older one aside, to log.1.jsonl and so on. A resumed run removes the lines
-    // that it writes again (from resume_step on), those of later checkpoints, and an incomplete last line.
+    // Changes no file: a start that fails, for example for lack of memory, leaves the log of the run before whole.
     explicit Log(const LogOptions& options);
     ~Log();
     Log(const Log&) = delete;
 
+    // Opens log.jsonl, and writes the lines so far. A new run moves an older one aside, to log.1.jsonl and so on. A
+    // resumed run removes the lines that it writes again (from resume_step on), those of later checkpoints, and an
+    // incomplete last line.
+    void open();
     void begin_run(const std::string& info);  // the first line; info: a JSON object
     // A peak (FLOP/s, of all ranks) that is higher than the one so far counts from now on. A CPU that is busy when it
     // is measured seems slow: MFU then read 84 % for 51 %.
@@ -120,6 +123,8 @@ struct Log {
     bool finish();
 
   private:
+    void open_lines();
+    void open_events();
     void print_line(const std::string& text);
     void append(GrowingFile& file, const std::string& bytes);
     void append(const std::string& object);
@@ -130,7 +135,8 @@ struct Log {
     bool live;           // stderr is a terminal, and its last line shows the last step
     std::string line;    // the live line
     double drawn = 0.0;  // seconds_now() when it was drawn
-    bool stdout_broken = false;
+    bool stdout_broken = false, opened = false;
+    std::vector<std::string> early;           // objects before open()
     GrowingFile lines, events;                // log.jsonl, and with --tensorboard an event file
     int64_t steps = 0;                        // steps of this start
     double mean_ms = 0.0, mean_tokens = 0.0;  // exponential means over about 20 steps

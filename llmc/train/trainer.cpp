@@ -86,7 +86,8 @@ void Trainer<floatX>::start() {
             "--val-data or --val-tokens are not those of the checkpoint: the losses cannot be compared, so the best "
             "loss and its checkpoint are sought anew");
     }
-    // Not before: a start that fails changes no option of the run.
+    // Not before: a start that fails changes neither the options nor the log of the run.
+    log.open();
     if (run.lock && state.step < o.steps) replace_file(o.output + "/run.toml", run_toml(o));
     start_clock(state.step);
 }

@@ -100,6 +100,7 @@ TEST_CASE("the step line has all columns, without those that a narrow terminal h
 TEST_CASE("log.jsonl has one object per line with its keys in order, timing last") {
     const TemporaryDirectory dir;
     Log log(with_peak(quiet(dir.path)));
+    log.open();
     log.begin_run(R"({"device":"2 threads, amx"})");
     log.step(record(0));
     log.val(1, 3.25);
@@ -127,6 +128,7 @@ TEST_CASE("log.jsonl has one object per line with its keys in order, timing last
 TEST_CASE("after a higher peak is found, MFU is a fraction of that, and the line has it") {
     const TemporaryDirectory dir;
     Log log(with_peak(quiet(dir.path)));
+    log.open();
     for (const double factor : {0.5, 2.0}) {
         log.raise_peak(factor * 8 * 989e12);
         log.step(record(0));
@@ -156,7 +158,7 @@ TEST_CASE("resuming removes the lines after the checkpoint's step, and those tha
     const std::string path = dir / "log.jsonl";
     LogOptions o = quiet(dir.path);
     o.resume_step = 4;
-    { Log log(o); }  // there is no log
+    Log(o).open();  // there is no log
     CHECK(read_bytes(path) == "");
     const auto line = [](const char* kind, int step) {
         return format("{\"kind\":\"%s\",\"step\":%d,\"x\":1}\n", kind, step);
@@ -169,7 +171,11 @@ TEST_CASE("resuming removes the lines after the checkpoint's step, and those tha
     kept += line("checkpoint", 4);
     removed += line("checkpoint", 6);
     write_bytes(path, kept + removed + "{\"kind\":\"step\",\"st");
-    Log(o).step(record(4));
+    const std::string before = read_bytes(path);
+    Log log(o);
+    log.step(record(4));
+    CHECK(read_bytes(path) == before);  // a start that fails leaves it whole
+    log.open();
     CHECK(read_bytes(path).substr(0, kept.size()) == kept);
     CHECK(read_bytes(path).substr(kept.size()).starts_with("{\"kind\":\"step\",\"step\":4,"));
 }
@@ -200,6 +206,7 @@ TEST_CASE("a validation says how far its loss is from that of the reference at t
         LogOptions o = steps(1000);
         o.output = dir.path, o.reference = {"a run", "", {{100, 4.0}, {400, 2.0}}};
         Log log(o);
+        log.open();
         for (const int step : {0, 200}) log.val(step, 3.5);
         for (const double loss : {1.75, 1.99996, 2.00004, 2.00006}) log.val(400, loss);
         log.val(400, NAN);
@@ -218,7 +225,11 @@ TEST_CASE("a validation says how far its loss is from that of the reference at t
 
 TEST_CASE("a new run renames an older log and loses nothing") {
     const TemporaryDirectory dir;
-    for (int run = 0; run < 3; run++) Log(quiet(dir.path)).step(record(run));
+    for (int run = 0; run < 3; run++) {
+        Log log(quiet(dir.path));
+        log.step(record(run));
+        log.open();
+    }
     int run = 0;
     for (const char* name : {"log.1.jsonl", "log.2.jsonl", "log.jsonl"})
         CHECK(json::parse(lines_of(dir / name)[0])["step"] == run++);
@@ -285,6 +296,7 @@ TEST_CASE("lines that do not fit on a full disk are written later, in their orde
     const TemporaryDirectory dir;
     const std::string out = output_of([&] {
         Log log(quiet(dir.path));
+        log.open();
         for (const int first : {0, 10}) {
             limit_file_size(first == 0 ? 500 : 2000);
             for (int step = first; step < first + 9; step++) log.step(record(step));
@@ -306,6 +318,6 @@ TEST_CASE("lines that do not fit on a full disk are written later, in their orde
 }
 
 TEST_CASE("a log that cannot be opened is refused") {
-    const std::string refused = refusal([] { Log log(quiet("/none")); });
+    const std::string refused = refusal([] { Log(quiet("/none")).open(); });
     CHECK(contains(refused, "73 /none/log.jsonl cannot be opened for writing: No such file"));
 }
