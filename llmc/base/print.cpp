@@ -93,13 +93,13 @@ std::string shell_word(const std::string& text) {
     return "'" + out + "'";
 }
 
-std::vector<std::string> table_lines(const std::vector<Row>& rows) {
+std::string table_text(const std::vector<Row>& rows) {
     size_t width = 0;
     for (const Row& row : rows) width = std::max(width, row.first.size());
-    std::vector<std::string> lines;
+    std::string text;
     for (const auto& [label, value] : rows)
-        lines.push_back(format("%-*s  %s", int(width), label.c_str(), message_text(value).c_str()));
-    return lines;
+        text += format("%-*s  %s\n", int(width), label.c_str(), message_text(value).c_str());
+    return text;
 }
 
 void ProgressLine::show(const std::string& text) {

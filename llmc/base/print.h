@@ -29,7 +29,7 @@ std::string shell_word(const std::string& text);  // quoted for a POSIX shell, u
 
 using Row = std::pair<std::string, std::string>;  // label, value
 // Returns one line per row, in the form of message_text, with the labels padded to equal width.
-std::vector<std::string> table_lines(const std::vector<Row>& rows);
+std::string table_text(const std::vector<Row>& rows);
 
 // Progress of long work on stderr: on a terminal one line that is rewritten, else a line each second.
 struct ProgressLine {

@@ -98,7 +98,7 @@ static void eval_tasks(const Options& o, Comm& comm, const Groups& groups, const
         if (!o.rows.empty()) rows += rows_json(tasks[i], scores[i]);
     }
     if (!o.rows.empty()) replace_file(std::filesystem::weakly_canonical(o.rows), rows);  // a link's target
-    for (const std::string& line : table_lines(table)) print_stdout(line + "\n");
+    print_stdout(table_text(table));
 }
 
 // --text: each document after text_start(). A text file is one document.
@@ -106,7 +106,7 @@ template <class floatX>
 static void eval_text(const Options& o, Comm& comm, const Groups& groups, const RunStart& source, int T) {
     ENSURE(o.stride <= T, "--stride %d is more than the %d tokens of a window; give that or less", o.stride, T);
     const std::vector<std::string> documents = read_documents(o.text, o.text_key, comm.rank == 0);
-    double words = 0.0;
+    double words = 0.0, loss = 0.0;
     int64_t bytes = 0, count = 0;
     std::vector<Sequence> windows;
     Encoder encoder(*source.tokenizer);
@@ -121,7 +121,6 @@ static void eval_text(const Options& o, Comm& comm, const Groups& groups, const 
     }
     if (bytes == 0) fail(EXIT_BAD_DATA, "--text %s has no text", o.text.c_str());
     const std::vector<Task> tasks = {{o.text, {{std::move(windows)}}}};
-    double loss = 0.0;
     const auto scores = score_all<floatX>(o, comm, groups, source, T, tasks);
     for (const Score& s : scores[0]) loss -= s.logprob;
     if (comm.rank != 0) return;

@@ -90,17 +90,14 @@ static std::vector<Row> fits_table(const Options& o, Dtype dtype, const GPT2Conf
     return rows;
 }
 
-static void print_rows(const std::vector<Row>& rows) {
-    for (const std::string& line : table_lines(rows)) print_stdout(line + "\n");
-}
-
 int run_plan(const Options& options, Dtype dtype, const Launch& launch) {
     Options o = options;
     const RunStart source = find_training_start(o, Comm());
     const int world_size = o.ranks == -1 ? device_count() : o.ranks > 0 ? o.ranks : launch.world_size;
     // CPU ranks are planned as on machines of their own (docs/distributed.md).
     const int local_ranks = device_memory_is_host() ? 1 : std::min(world_size, device_count());
-    if (o.fits) return print_rows(fits_table(o, dtype, source.config, world_size, find_room(o, local_ranks))), 0;
+    if (o.fits)
+        return print_stdout(table_text(fits_table(o, dtype, source.config, world_size, find_room(o, local_ranks)))), 0;
     const BatchPlan batch = resolve_batch(o, dtype, source.config, single_rank_groups(), world_size, local_ranks);
     const int T = batch.T;
     std::optional<Corpus> corpus;
@@ -122,7 +119,7 @@ int run_plan(const Options& options, Dtype dtype, const Launch& launch) {
                                 plain_number(flops * double(batch.tokens_per_step) / 1e12, 4) + " TFLOP per step"});
     rows.insert(rows.end(), time.begin(), time.end());
     rows.push_back({"disk", describe_disk(o, source.config)});
-    print_rows(rows);
+    print_stdout(table_text(rows));
     for (const std::string& line : source.notes) print_stdout(message_text(line) + "\n");
     return 0;
 }

@@ -67,9 +67,8 @@ struct Batches {
                     errors[size_t(slot)] = std::current_exception();
                 }
             }
-            for (const std::exception_ptr& error : errors)
-                if (error) std::rethrow_exception(error);
             for (int slot = 0; slot < slots; slot++) {
+                if (errors[size_t(slot)]) std::rethrow_exception(errors[size_t(slot)]);
                 if (bad_lines == 0) first_bad = chunks[size_t(slot)].first_bad;
                 bad_lines += chunks[size_t(slot)].bad_lines;
             }
@@ -93,19 +92,17 @@ struct ShardSet {
     std::vector<std::unique_ptr<ShardWriter>> shards = {};
 
     void append(const int* data, int64_t count) {
-        while (count > 0) {
+        for (int64_t done = 0, part; done < count; done += part) {
             if (shards.empty() || shards.back()->tokens == shard_tokens) {
                 if (!shards.empty()) shards.back()->complete();
                 const std::string path = prefix + format("_%06d.bin", first + int(shards.size()));
                 shards.push_back(std::make_unique<ShardWriter>(path, vocab_size));
             }
             ShardWriter& writer = *shards.back();
-            const int64_t part = std::min(count, shard_tokens - writer.tokens);
-            writer.append(data, part);
-            data += part;
-            count -= part;
-            tokens += part;
+            part = std::min(count - done, shard_tokens - writer.tokens);
+            writer.append(data + done, part);
         }
+        tokens += count;
     }
 };
 

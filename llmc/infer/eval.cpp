@@ -148,7 +148,6 @@ std::optional<std::vector<Score>> score(GPT2<floatX>& model, const std::vector<c
         score_batch(model, sequences, batches[batch], device, greedy, own);
         if (batch < i * ranks + size_t(comm.rank)) own.resize(own.size() - batches[batch].size());
     }
-
     const auto all = gather_numbers(comm, own);
     std::vector<Score> scores(sequences.size());
     std::vector<size_t> taken(ranks);  // scores of each rank

@@ -421,9 +421,7 @@ Tokenizer load_tokenizer(const std::string& path) {
     if (!one_file && files.size() < 2)
         fail(EXIT_NO_INPUT, "%s: is no whole tokenizer, which has tokenizer.json, or both %s and %s%s", path.c_str(),
              vocab.c_str(), merges.c_str(),
-             has("tokenizer.pkl") ? "; tokenizer.pkl of nanochat is a pickle, which is not read, and splits text "
-                                    "otherwise than GPT-2; make a tokenizer with tokenize --train-bpe"
-                                  : "");
+             has("tokenizer.pkl") ? "; nanochat's tokenizer.pkl splits text otherwise; --train-bpe makes one" : "");
     if (one_file) files["tokenizer.json"] = read_file(only, MAX_BYTES);
     if (one_file && !directory && name != "tokenizer.json")  // other files beside it need not be its own
         return parse_tokenizer(std::move(files), path);

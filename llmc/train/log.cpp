@@ -235,7 +235,8 @@ void Log::begin_run(const std::string& info) {
 }
 
 void Log::table(const std::vector<Row>& rows) {
-    for (const std::string& row : table_lines(rows)) print_line(row);
+    const std::string text = table_text(rows);
+    print_line(text.substr(0, text.size() - 1));
 }
 
 void Log::warn(const std::string& text) {

@@ -68,7 +68,7 @@ TEST_CASE("generated text cannot control the terminal") {
     CHECK(message_text(harmless) == harmless);
     CHECK(message_text("\x1b[2J\a\t\r\x7f\nerror: y\n") == "\\x1b[2J\\x07\\x09\\x0d\\x7f\\x0aerror: y\\x0a");
     CHECK(message_text(std::string(1, '\0')) == "\\x00");
-    CHECK(table_lines({{"output", "a\nb"}, {"x", ""}}) == std::vector<std::string>{"output  a\\x0ab", "x       "});
+    CHECK(table_text({{"output", "a\nb"}, {"x", ""}}) == "output  a\\x0ab\nx       \n");
 }
 
 TEST_CASE("shell_word quotes a word only where a shell needs it") {
