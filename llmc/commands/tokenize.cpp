@@ -220,8 +220,8 @@ static void print_summary(const Options& o, const Batches& batches, const Tokeni
             text += format("%s  %s\n", message_text(shard->path).c_str(), counted(shard->tokens, "token").c_str());
     if (val.tokens == 0 && (o.val_fraction > 0 || o.val_tokens > 0))
         text +=
-            "no validation shard: no document is long enough to hold out its end; give more text, or a larger "
-            "--val-fraction\n";
+            "no validation shard: no document is long enough to hold out its end, from a space or line end on; give "
+            "more text, or a larger --val-fraction\n";
     for (const auto& [id, count] : counts.special)
         text += format("the text of the special token %s occurs %s: taken as %s\n",
                        message_text(written_tokens(tokenizer)[size_t(id)]).c_str(), counted(count, "time").c_str(),

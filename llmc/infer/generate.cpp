@@ -59,7 +59,6 @@ int sample_token(Sampler& s, const float* logits, int V, uint64_t text, uint64_t
         s.weights.resize(count);
         total = kept;
     }
-
     double left = draw(s.seed, text, position) * total;
     int last = best;  // the result if rounding leaves a remainder after the last candidate
     for (size_t i = 0; i < s.weights.size(); i++) {

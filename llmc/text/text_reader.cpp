@@ -55,7 +55,7 @@ static size_t section_end(std::string_view text, size_t from) {
 static std::pair<size_t, size_t> next_border(std::string_view text, size_t from, Format format, SplitAt split) {
     const auto at = [](size_t end) { return std::pair(end, end); };
     if (format == Format::json && text.substr(from).starts_with('{')) return at(json_object_end(text, from));
-    if (format == Format::json) {  // what is no object ends with its line, or before what follows in the array
+    if (format == Format::json) {  // other values end with their line, or before what follows in the array
         const size_t last = text.substr(from).starts_with('"') ? json_string_end(text, from) : from;
         return at(text.find_first_of(",]\n", std::min(last, text.size())));
     }

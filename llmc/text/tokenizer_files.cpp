@@ -351,6 +351,7 @@ static void complete_config(TokenizerParser& p, std::string& config, bool end_is
 // Returns the content of vocab.json and merges.txt in the form of tokenizer.json.
 static Json read_two_files(const TokenizerParser& p) {
     const std::string& text = p.files.at("merges.txt");
+    if (text.empty()) refuse(p, "the file of merges is empty; get it again");
     std::istringstream lines(text.starts_with("\xef\xbb\xbf") ? text.substr(3) : text);  // a byte order mark
     Json model = {{"vocab", parse_json(p.files.at("vocab.json"), p.where)}, {"merges", std::vector<Json>()}};
     std::vector<Json>& merges = model["merges"].items;

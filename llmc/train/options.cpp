@@ -178,6 +178,9 @@ void Parser::add(const char* section, unsigned kind, const char* letter, const c
     option->each([=, this, &field](const std::string& text) {
         ENSURE(in_file || !text.starts_with("--") || !find(text), "%s needs a value (%s), but the option %s follows",
                dashed.c_str(), unit.c_str(), text.c_str());
+        const bool may_be_empty = !std::is_same_v<T, std::string> || unit == "TEXT" || kind & PATHS & ~PATH;
+        ENSURE(!text.empty() || in_file || may_be_empty || name == "output",
+               "%s '': the %s is missing (an unset variable of the shell?)", dashed.c_str(), unit.c_str());
         set(field, dashed, kind, unit, least, most, text);
     });
     const auto json = [&field, unit]() -> Json {

@@ -114,6 +114,7 @@ TEST_CASE("llm.c's one-letter options mean the same here") {
 TEST_CASE("bad values, unknown options, and those of other trainers are refused, with what may be meant") {
     expect_refused("--train-data x ",
                    {{"--lr=", "--lr: '' is not a number"},
+                    {"--init=", "--init '': the DIR is missing (an unset variable of the shell?)"},
                     {"--lr nan", "--lr: 'nan' is not a number"},
                     {"--lr 1e-320", "--lr: 1e-320 is too small"},
                     {"--lr 1e-400", "--lr: 1e-400 is too small"},
@@ -371,7 +372,8 @@ TEST_CASE("a recipe sets what neither the command line nor --config has, and not
                    }),
                    "65 --recipe quick is not known; "
                    "give fast|gpt2, or a file with --config (from /"));
-    CHECK(contains(refusal({"--train-data", "x", "--recipe="}), "2 --recipe '' is not known; give fast|gpt2"));
+    CHECK(
+        contains(refusal({"--train-data", "x", "--recipe="}), "2 --recipe '': the NAME is missing (an unset variable"));
 }
 
 TEST_CASE("an invalid file is refused, and the message names it") {

@@ -266,6 +266,8 @@ TEST_CASE("a missing tokenizer is EXIT_NO_INPUT, an incomplete one EXIT_BAD_DATA
     write_bytes(folder / "vocab.json", "{}");
     CHECK(refused(folder.path) == message + "vocab.json and merges.txt");
     write_bytes(folder / "merges.txt", "");
+    CHECK(contains(refused(folder.path), "vocab.json with merges.txt: the file of merges is empty; get it again"));
+    write_bytes(folder / "merges.txt", "\n");
     CHECK(contains(refused(folder.path), "vocab.json with merges.txt: there is no token for the byte 0"));
     CHECK(refused(folder.path).starts_with("65 "));
 }
