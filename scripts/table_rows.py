@@ -60,10 +60,24 @@ def print_parquet(file, columns):
         fail(BAD_DATA, error)
 
 
-def fault_of(record, names, at_end):
+NO_END = "the quotes of a field have no end"
+
+
+def records_of(reader):
+    """Yields each record, or in its place a text that says how its quotes are not as RFC 4180 has them."""
+    while True:
+        try:
+            yield next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            yield NO_END if "end of data" in str(error) else f"has text behind the quotes of a field ({error})"
+
+
+def fault_of(record, names):
     """Says why a record cannot be used; "" if it can."""
-    if at_end:
-        return "the quotes of a field have no end"
+    if isinstance(record, str):
+        return record
     if len(record) != len(names):
         fields = f"{len(record)} field{'s' * (len(record) != 1)}"
         return f"has {fields}, and the first line has {len(names)}; a field with a delimiter needs quotes"
@@ -74,28 +88,39 @@ def fault_of(record, names, at_end):
     return ""
 
 
-def print_records(file, columns, delimiter):
-    at_end = []
-
-    def lines():
-        yield from io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
-        at_end.append(True)  # the reader asks for more within a record only if its quotes have no end
-
-    csv.field_size_limit(sys.maxsize)
-    reader = csv.reader(lines(), delimiter=delimiter)
-    names = next(reader, [])
+def fault_of_names(names, columns):
+    if isinstance(names, str):
+        return names
     for column in columns:
         if names.count(column) > 1:
-            return write(f'names {names.count(column)} columns "{column}"; give them different names')
+            return f'names {names.count(column)} columns "{column}"; give them different names'
+    return ""
+
+
+def write_fault(fault, lines):
+    """As many wrong rows as there are lines, which may be too many to be skipped."""
+    for _ in range(lines):
+        write(fault)
+
+
+def print_records(file, columns, delimiter):
+    csv.field_size_limit(sys.maxsize)
+    text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
+    reader = csv.reader(text, delimiter=delimiter, strict=True)
+    records = records_of(reader)
+    names = next(records, [])
+    if fault := fault_of_names(names, columns):
+        for _ in records:
+            pass
+        return write_fault(fault, reader.line_num)
     done = reader.line_num
     sys.stdout.buffer.write(b"\n" * done)
-    for record in reader:
+    for record in records:
         count, done = reader.line_num - done, reader.line_num
-        fault = fault_of(record, names, at_end) if record else ""
-        if at_end:  # as many wrong rows as it has lines: they may be too many to be skipped
-            sys.stdout.buffer.write((json.dumps(fault) + "\n").encode() * count)
+        if record == NO_END:
+            write_fault(NO_END, count)
         elif record:
-            write(fault or dict(zip(names, record)), count)
+            write(fault_of(record, names) or dict(zip(names, record)), count)
         else:
             sys.stdout.buffer.write(b"\n" * count)
 

@@ -251,7 +251,7 @@ void for_each_document(Chunk& chunk, const CorpusRules& rules,
             if (!read_row(decoded, chunk, document, rules)) continue;
             text = decoded;
         } else if (rules.split == SplitAt::lines) {
-            if (text.ends_with('\r')) text.remove_suffix(1);
+            if (text.ends_with('\r') && document.end < chunk.bytes.size()) text.remove_suffix(1);  // of \r\n
         } else if (rules.split == SplitAt::end_of_text) {
             text = text.substr(0, text.find_last_not_of(BLANK) + 1);
             text.remove_prefix(std::min(text.find_first_not_of(BLANK), text.size()));

@@ -106,6 +106,9 @@ TEST_CASE("inputs that are empty or not text are refused, and JSONL that is brok
         {"a.csv", "id,text\n1,x\n2,x,y\n", "a.csv:3: has 3 fields, and the first line has 2"},
         {"a.csv", "text,id,text\nx,1,y\n", "a.csv:1: names 2 columns \"text\"; give them different names"},
         {"a.tsv", "text\n\"x\n", "a.tsv:2: the quotes of a field have no end"},
+        {"a.csv", "id,\"text\n1,x\n2,y\n", "a.csv:1: the quotes of a field have no end"},
+        {"a.csv", "text,id\nx,1\n\"x\" y,1\n", "a.csv:3: has text behind the quotes of a field"},
+        {"a.tsv", "text\tid\n\"x\t1\ny\t2\n\"z\t3\n", "a.tsv:2: has text behind the quotes of a field"},
         {"a.jsonl", R"({"text": "x", "a": )" + nested(100) + "}", "more than 100 lists and objects inside each other"},
     };
     for (const auto& c : cases) {
