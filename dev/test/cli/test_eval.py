@@ -81,7 +81,7 @@ def test_tasks_and_texts_are_read_in_every_form(trained, tasks, tmp_path):
     for name in ("a.csv", "a", "a.gz"):
         out = evaluate(trained, "--text", tmp_path / name, "--text-key body").out
         assert out.replace(f"{tmp_path}/{name}", "") == want
-    (tmp_path / "b.tar").write_bytes(b"a".ljust(257, b"\0") + b"ustar")
+    (tmp_path / "b.tar").write_bytes(b"a".ljust(257, b"\0") + b"ustar\0")
     said = refused(65, "a:1: has no text under the key \"no\"", PROGRAM, "eval --init", trained.folder, "--text-key no",
                    "--text", tmp_path / "a").err
     assert said.endswith("there is no such key; keys with text: body\n")  # no word of tokenize's --skip-bad-lines

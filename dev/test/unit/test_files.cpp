@@ -61,7 +61,8 @@ TEST_CASE("other formats are recognized by their first bytes, and a text that be
     };
     CHECK(what("version https://git-lfs.github.com/spec/v1\noid sha256:0").starts_with("a git-lfs pointer"));
     CHECK(what(std::string("\x10\0\0\0\0\0\0\0{\"a\"", 12)) == "a safetensors file");
-    CHECK(what("book.txt" + std::string(249, '\0') + "ustar") == "a tar archive");
+    CHECK(what("book.txt" + std::string(249, '\0') + "ustar  " + '\0') == "a tar archive");
+    CHECK(what(std::string(256, 'a') + "mustard  and honey") == "");
     CHECK(what("\xef\xbb\xbf\n <!DocType HTML><p>404") == "a web page (HTML)");
     CHECK(what(std::string("GGUF\3\0\0\0", 8)) == "a GGUF file");
     CHECK(what("IQ== 0\nIg== 1\nIw== 2\n") == "a vocabulary of tiktoken");
