@@ -205,7 +205,7 @@ int main(int argc, char** argv) {
     std::unique_ptr<Comm> comm;
     try {
         prepare_standard_streams();
-        handle_signals_of_process_1();
+        prepare_signals();
         options = parse_options(argc, argv);
         if (options.command == Command::help) {
             print_stdout(options.answer);

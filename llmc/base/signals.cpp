@@ -26,7 +26,11 @@ void end_by_signal(int number) {
     raise(number);  // delivered when the handler returns
 }
 
-void handle_signals_of_process_1() {
+void prepare_signals() {
+    sigset_t signals;
+    sigemptyset(&signals);
+    for (const int number : STOP_SIGNALS) sigaddset(&signals, number);
+    sigprocmask(SIG_UNBLOCK, &signals, nullptr);
     if (getpid() != 1) return;
     for (const int number : STOP_SIGNALS)
         if (!is_ignored(number)) signal(number, end_by_signal);

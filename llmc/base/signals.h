@@ -16,8 +16,9 @@ bool is_second_request(int number, double first);
 // Ends the process by this signal. A signal handler may call it, or be it.
 void end_by_signal(int number);
 
-// Call this early in main. Process 1, as in a container, ignores signals that have no handler, so they get one.
-void handle_signals_of_process_1();
+// Call this early in main. Lets STOP_SIGNALS through that the caller has blocked. Process 1, as in a container, ignores
+// signals that have no handler, so they get one.
+void prepare_signals();
 
 // Asks the run to stop at one of STOP_SIGNALS from now on, apart from those that the caller ignores, as nohup does with
 // SIGHUP, and a shell script with SIGINT in commands that it starts with &. After the first signal, training leaves its

@@ -93,9 +93,10 @@ def test_a_step_that_a_signal_interrupts_is_left_and_repeated(number, start, lon
     assert_same_run(long_run, run, 3)
 
 
-def test_signals_that_the_caller_ignores_do_not_stop_the_run(start, tmp_path, data):
+def test_signals_that_the_caller_ignores_do_not_stop_the_run_and_those_that_it_blocks_do(start, tmp_path, data):
     run = tmp_path / "run"
-    process = start("env --ignore-signal=INT nohup", train_command(ENDLESS, 10000000, out=run, data=data))
+    process = start("env --ignore-signal=INT --block-signal=TERM nohup",
+                    train_command(ENDLESS, 10000000, out=run, data=data))
     process.wait_for_step(run, 3)
     process.signal(signal.SIGINT)
     process.signal(signal.SIGHUP)
