@@ -99,13 +99,12 @@ int run_plan(const Options& options, Dtype dtype, const Launch& launch) {
     if (o.fits)
         return print_stdout(table_text(fits_table(o, dtype, source.config, world_size, find_room(o, local_ranks)))), 0;
     const BatchPlan batch = resolve_batch(o, dtype, source.config, single_rank_groups(), world_size, local_ranks);
-    const int T = batch.T;
     std::optional<Corpus> corpus;
     if (!o.train_data.empty()) {
-        corpus = open_corpus(o.train_data, "--train-data", T);
+        corpus = open_corpus(o.train_data, "--train-data", batch.T);
         check_vocabulary(*corpus, "--train-data", source, o);
     }
-    if (corpus || o.steps > 0) resolve_steps(o, corpus ? corpus->num_windows * T / batch.tokens_per_step : 0);
+    if (corpus || o.steps > 0) resolve_steps(o, corpus ? corpus->num_windows * batch.T / batch.tokens_per_step : 0);
     const Room room = find_room(o, local_ranks);
     const int64_t done = source.resume.empty() ? 0 : read_trainer_state(source.resume).step;
     std::vector<Row> time;  // measured first: a CPU's peak, of which it has more samples, is in the table
@@ -114,7 +113,7 @@ int run_plan(const Options& options, Dtype dtype, const Launch& launch) {
     if (!o.memory.empty()) device.memory_bytes = room.device;
     std::vector<Row> rows = plan_table(dtype, o, source, batch, device, room, corpus ? &*corpus : nullptr);
     if (device_memory_is_host()) rows.push_back({"threads", describe_threads()});
-    const double flops = flops_per_token(source.config, T);
+    const double flops = flops_per_token(source.config, batch.T);
     rows.push_back({"work", plain_number(flops / 1e9, 4) + " GFLOP per token, " +
                                 plain_number(flops * double(batch.tokens_per_step) / 1e12, 4) + " TFLOP per step"});
     rows.insert(rows.end(), time.begin(), time.end());

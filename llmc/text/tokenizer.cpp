@@ -214,6 +214,7 @@ static void for_each_part(const Tokenizer& tokenizer, std::string_view text, boo
         if (!token || (token->special && !special)) continue;
         for (; token->lstrip && begin > done; begin -= size_t(char_before(text.data(), text.data() + begin).bytes))
             if (char_before(text.data(), text.data() + begin).type != WHITE) break;
+        if (token->rstrip) end = std::max(end, done);  // the token before has taken white space up to there
         for (; token->rstrip && end < text.size(); end += size_t(char_at(text.data() + end, text_end).bytes))
             if (char_at(text.data() + end, text_end).type != WHITE) break;
         if (token->lstrip) begin = std::max(begin, done);
