@@ -7,7 +7,8 @@
 # the token before plus one for the beginning of another text, and hides what is before it. So packed texts are apart
 # with use_cache=False, and see each other by default; gradient checkpointing, which turns the cache off in training,
 # changes logits and losses; and whoever skips positions (to train for longer contexts), repeats them or counts down
-# trains tokens that see few others or only themselves. A mask of ones makes one text of a row, also of a packed one.
+# trains tokens that see few others or only themselves. With an attention_mask of ones each row is one text, also a
+# packed row.
 # There is no warning. transformers 5's Trainer sets use_cache=False, so its texts are apart.
 # Versions: transformers 5.24.0, torch 2.15.0 on a CPU, Python 3.11. The installation takes several GB.
 # Output seen: that of `want` below. Exit code 1 if it has changed.

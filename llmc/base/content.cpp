@@ -38,8 +38,8 @@ static constexpr Magic known[] = {
     {4, "\x17\x72\x45\x38\x50\x90"sv, BZIP2},  // an empty file, packed
     {0, "\x04\x22\x4d\x18"sv, {"a file packed by lz4", "unpack it with lz4 -d"}},
     {0, "IQ== 0\nIg== 1\n"sv, {"a vocabulary of tiktoken", "give its model's tokenizer.json", true}},
-    {257, "ustar\0"sv, {"a tar archive", "unpack it with tar -xf"}},    // of POSIX; "mustard" may be text
-    {257, "ustar  \0"sv, {"a tar archive", "unpack it with tar -xf"}},  // of GNU
+    {257, "ustar\0"sv, {"a tar archive", "unpack it with tar -xf"}},    // POSIX. "mustard" is text
+    {257, "ustar  \0"sv, {"a tar archive", "unpack it with tar -xf"}},  // GNU
     {0, "PK\3\4"sv, {"a zip archive (also .npz, .pt, .docx)", UNZIP}},
     {0, "PK\5\6"sv, {"an empty zip archive", UNZIP}},
     {0, "7z\xbc\xaf\x27\x1c"sv, {"a 7z archive", "unpack it with 7z x"}},

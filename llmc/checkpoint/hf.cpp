@@ -474,7 +474,8 @@ static const char* advise_on_other(const std::string& name) {
         if (name.starts_with(head))
             return "it is of another head, which is not trained here; to go on without it, load the model by "
                    "AutoModelForCausalLM of transformers and save it by save_pretrained()";
-    // The first tensor in the alphabet that MLX, bitsandbytes, GPTQ, AWQ, quanto and compressed-tensors write.
+    // MLX, bitsandbytes, GPTQ, AWQ, quanto and compressed-tensors write tensors with these names. Tensors are checked
+    // in the order of the alphabet, so the first one of each format is enough.
     for (const char* part :
          {".scales", ".SCB", ".absmax", ".qweight", ".g_idx", ".weight_scale", ".weight_packed", ".input_scale"})
         if (name.find(part) != name.npos)

@@ -55,7 +55,7 @@ static size_t section_end(std::string_view text, size_t from) {
 static std::pair<size_t, size_t> next_border(std::string_view text, size_t from, Format format, SplitAt split) {
     const auto at = [](size_t end) { return std::pair(end, end); };
     if (format == Format::json && text.substr(from).starts_with('{')) return at(json_object_end(text, from));
-    if (format == Format::json) {  // other values end with their line, or before what follows in the array
+    if (format == Format::json) {  // another value ends with its line, or at the next comma or bracket
         const size_t last = text.substr(from).starts_with('"') ? json_string_end(text, from) : from;
         return at(text.find_first_of(",]\n", std::min(last, text.size())));
     }
@@ -251,7 +251,7 @@ void for_each_document(Chunk& chunk, const CorpusRules& rules,
             if (!read_row(decoded, chunk, document, rules)) continue;
             text = decoded;
         } else if (rules.split == SplitAt::lines) {
-            if (text.ends_with('\r') && document.end < chunk.bytes.size()) text.remove_suffix(1);  // of \r\n
+            if (text.ends_with('\r') && document.end < chunk.bytes.size()) text.remove_suffix(1);  // ended with \r\n
         } else if (rules.split == SplitAt::end_of_text) {
             text = text.substr(0, text.find_last_not_of(BLANK) + 1);
             text.remove_prefix(std::min(text.find_first_not_of(BLANK), text.size()));

@@ -42,7 +42,7 @@ struct GradReducer {
     const BucketBuffer<float>& grads;  // output of backward
     const float* loss;                 // (1), output of backward: the sum over micro-steps, scaled for the whole step
     Stream* stream;                    // the model's stream
-    uint64_t seed;                     // of stochastic rounding
+    uint64_t seed;                     // for stochastic rounding
 
     // grads, loss and stream belong to the model. Device memory used: gradient_sum_bytes.
     GradReducer(const Groups& groups, const ParamLayout& layout, const MemoryOptions& sharding,

@@ -97,14 +97,14 @@ struct Log {
     LogOptions options;
     PauseTimes pauses = {};  // times so far, for the ETA
 
-    // Changes no file: a start that fails, for example for lack of memory, leaves the log of the run before whole.
+    // Changes no file. If the start fails, for example for lack of memory, the log of the earlier run stays whole.
     explicit Log(const LogOptions& options);
     ~Log();
     Log(const Log&) = delete;
 
-    // Opens log.jsonl, and writes the lines so far. A new run moves an older one aside, to log.1.jsonl and so on. A
-    // resumed run removes the lines that it writes again (from resume_step on), those of later checkpoints, and an
-    // incomplete last line.
+    // Opens log.jsonl, and writes the lines that came before. A new run renames an older log.jsonl to log.1.jsonl and
+    // so on. A resumed run removes the lines that it writes again (from resume_step on), those of later checkpoints,
+    // and an incomplete last line.
     void open();
     void begin_run(const std::string& info);  // the first line; info: a JSON object
     // A peak (FLOP/s, of all ranks) that is higher than the one so far counts from now on. A CPU that is busy when it
