@@ -33,6 +33,7 @@ typedef int32_t intv __attribute__((vector_size(4 * VL)));
 typedef uint64_t longv __attribute__((vector_size(4 * VL)));  // VL / 2 lanes
 typedef uint16_t shortv __attribute__((vector_size(2 * VL)));
 typedef uint8_t bytev __attribute__((vector_size(VL)));
+typedef uint8_t bytesv __attribute__((vector_size(4 * VL)));  // 4 VL lanes
 
 // The same vectors at any address, aliasing any type.
 typedef float floatv_memory __attribute__((vector_size(4 * VL), aligned(4), may_alias));
@@ -121,18 +122,39 @@ INLINE uintv load_bytes(const uint8_t* p) {
     return __builtin_convertvector(x, uintv);
 #endif
 }
-// Stores x, from 0 to 256, as bytes; 256 becomes 255.
-INLINE void store_bytes(uint8_t* p, intv x) {
-#if defined(__AVX512F__)
-    _mm_storeu_si128(reinterpret_cast<__m128i_u*>(p), _mm512_maskz_cvtusepi32_epi8(0xffff, (__m512i)x));
+// The lanes of four vectors as bytes, in order. What a Byte, int8_t or uint8_t, cannot hold becomes the nearest value.
+template <class Byte, int... L>
+INLINE bytesv to_bytes(const intv (&x)[4], std::integer_sequence<int, L...>) {
+    constexpr bool is_signed = Byte(-1) < 0;
+#if defined(__x86_64__)
+#if defined(__AVX512BW__)
+    const auto low = _mm512_packs_epi32((__m512i)x[0], (__m512i)x[1]);
+    const auto high = _mm512_packs_epi32((__m512i)x[2], (__m512i)x[3]);
+    const auto packed = (intv)(is_signed ? _mm512_packs_epi16(low, high) : _mm512_packus_epi16(low, high));
 #elif defined(__AVX2__)
-    const __m128i low = _mm256_castsi256_si128((__m256i)x), high = _mm256_extracti128_si256((__m256i)x, 1);
-    const __m128i shorts = _mm_packus_epi32(low, high);
-    _mm_storeu_si64(p, _mm_packus_epi16(shorts, shorts));
+    const auto low = _mm256_packs_epi32((__m256i)x[0], (__m256i)x[1]);
+    const auto high = _mm256_packs_epi32((__m256i)x[2], (__m256i)x[3]);
+    const auto packed = (intv)(is_signed ? _mm256_packs_epi16(low, high) : _mm256_packus_epi16(low, high));
 #else
-    const bytev bytes = __builtin_convertvector(x - (x >> 8), bytev);
-    __builtin_memcpy(p, &bytes, sizeof bytes);
+    const auto low = _mm_packs_epi32((__m128i)x[0], (__m128i)x[1]);
+    const auto high = _mm_packs_epi32((__m128i)x[2], (__m128i)x[3]);
+    const auto packed = (intv)(is_signed ? _mm_packs_epi16(low, high) : _mm_packus_epi16(low, high));
 #endif
+    // Each 128 bits of it have 4 lanes of every vector.
+    return (bytesv)__builtin_shufflevector(packed, packed, (L % (VL / 4) * 4 + L / (VL / 4))...);
+#else
+    constexpr int least = is_signed ? -128 : 0, most = least + 255;
+    bytesv bytes;
+    for (int i = 0; i < 4 * VL; i++) {
+        const int lane = x[i / VL][i % VL];
+        bytes[i] = uint8_t(lane < least ? least : lane > most ? most : lane);
+    }
+    return bytes;
+#endif
+}
+template <class Byte>
+INLINE bytesv to_bytes(const intv (&x)[4]) {
+    return to_bytes<Byte>(x, std::make_integer_sequence<int, VL>());
 }
 
 INLINE floatv load(const float* p, Partial partial) {
@@ -180,6 +202,7 @@ INLINE floatv zero_below(floatv x, float limit, floatv value) {
 }
 
 INLINE intv max(intv a, intv b) { return a > b ? a : b; }
+INLINE bytesv max(bytesv a, bytesv b) { return a > b ? a : b; }
 // With a constant, gcc 12 compiles a < b ? a : b to a comparison and a blend.
 INLINE intv min(intv a, intv b) {
 #if defined(__AVX512F__)
