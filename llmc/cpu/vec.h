@@ -203,16 +203,6 @@ INLINE floatv zero_below(floatv x, float limit, floatv value) {
 
 INLINE intv max(intv a, intv b) { return a > b ? a : b; }
 INLINE bytesv max(bytesv a, bytesv b) { return a > b ? a : b; }
-// With a constant, gcc 12 compiles a < b ? a : b to a comparison and a blend.
-INLINE intv min(intv a, intv b) {
-#if defined(__AVX512F__)
-    return (intv)_mm512_maskz_min_epi32(0xffff, (__m512i)a, (__m512i)b);
-#elif defined(__AVX2__)
-    return (intv)_mm256_min_epi32((__m256i)a, (__m256i)b);
-#else
-    return a < b ? a : b;
-#endif
-}
 
 // The lanes combined by op, as a binary tree.
 template <int HALF = VL / 2, class V, class Op, int... L>
