@@ -44,7 +44,7 @@ def print_parquet(file, columns):
         fail(NO_INPUT, f"pyarrow is needed for .parquet files: pip install pyarrow ({error})")
     try:
         # Without pre_buffer=False all of a row group's column is read at once.
-        table = parquet.ParquetFile(file, buffer_size=1 << 20, pre_buffer=False)
+        table = parquet.ParquetFile(file, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True)
         names = table.schema_arrow.names
         if len(columns) > 1:
             columns = [name for name in dict.fromkeys(names) if name in columns or name == "\n".join(columns)]
@@ -60,9 +60,6 @@ def print_parquet(file, columns):
         fail(BAD_DATA, error)
 
 
-NO_END = "the quotes of a field have no end"
-
-
 def records_of(reader):
     """Yields each record, or in its place a text that says how its quotes are not as RFC 4180 has them."""
     while True:
@@ -71,7 +68,8 @@ def records_of(reader):
         except StopIteration:
             return
         except csv.Error as error:
-            yield NO_END if "end of data" in str(error) else f"has text behind the quotes of a field ({error})"
+            no_end = "end of data" in str(error)
+            yield "the quotes of a field have no end" if no_end else f"has text behind the quotes of a field ({error})"
 
 
 def fault_of(record, names):
@@ -89,8 +87,8 @@ def fault_of(record, names):
 
 
 def fault_of_names(names, columns):
-    if isinstance(names, str):
-        return names
+    if fault := fault_of(names, names):
+        return fault
     for column in columns:
         if names.count(column) > 1:
             return f'names {names.count(column)} columns "{column}"; give them different names'
@@ -98,7 +96,7 @@ def fault_of_names(names, columns):
 
 
 def write_fault(fault, lines):
-    """As many wrong rows as there are lines, which may be too many to be skipped."""
+    """As many wrong rows as there are lines: a record that swallows others is too many to be skipped."""
     for _ in range(lines):
         write(fault)
 
@@ -117,10 +115,10 @@ def print_records(file, columns, delimiter):
     sys.stdout.buffer.write(b"\n" * done)
     for record in records:
         count, done = reader.line_num - done, reader.line_num
-        if record == NO_END:
-            write_fault(NO_END, count)
+        if fault := record and fault_of(record, names):
+            write_fault(fault, count)
         elif record:
-            write(fault_of(record, names) or dict(zip(names, record)), count)
+            write(dict(zip(names, record)), count)
         else:
             sys.stdout.buffer.write(b"\n" * count)
 

@@ -48,8 +48,8 @@ struct Progress {
 struct Batches {
     CorpusReader reader;
     int threads;
-    int64_t bad_lines = 0;       // rows that were skipped
-    std::string first_bad = {};  // the error of the first of them
+    int64_t bad_rows = 0, bad_lines = 0;  // that were skipped: a broken row may have many lines
+    std::string first_bad = {};           // the error of the first of them
 
     // Calls work(chunk, slot, thread) for each chunk of a batch, then finish(slots), until the input ends. If several
     // chunks fail, the error of the first failed chunk is thrown, so that the error does not depend on the threads.
@@ -69,14 +69,15 @@ struct Batches {
             }
             for (int slot = 0; slot < slots; slot++) {
                 if (errors[size_t(slot)]) std::rethrow_exception(errors[size_t(slot)]);
-                if (bad_lines == 0) first_bad = chunks[size_t(slot)].first_bad;
-                bad_lines += chunks[size_t(slot)].bad_lines;
+                if (bad_rows == 0) first_bad = chunks[size_t(slot)].first_bad;
+                bad_rows += chunks[size_t(slot)].bad_rows, bad_lines += chunks[size_t(slot)].bad_lines;
             }
             finish(slots);
         }
         if (100 * bad_lines > reader.documents)
-            fail(EXIT_BAD_DATA, "%s of %s are bad lines, more than the 1 %% that --skip-bad-lines skips; the first: %s",
-                 with_commas(bad_lines).c_str(), counted(reader.documents, "document").c_str(), first_bad.c_str());
+            fail(EXIT_BAD_DATA, "%s in %s, more than the 1 %% that --skip-bad-lines skips; the first: %s",
+                 counted(bad_lines, "bad line").c_str(), counted(reader.documents, "document").c_str(),
+                 first_bad.c_str());
     }
 };
 
@@ -231,7 +232,7 @@ static void print_summary(const Options& o, const Batches& batches, const Tokeni
                        message_text(batches.first_bad).c_str());
     const int64_t tokens = train.tokens + val.tokens;
     text += format("%s, %s, %s, %.2f bytes per token, %s/s, %s and the tokenizer in %s\n",
-                   counted(batches.reader.documents - batches.bad_lines - counts.empty, "document").c_str(),
+                   counted(batches.reader.documents - batches.bad_rows - counts.empty, "document").c_str(),
                    human_bytes(counts.bytes).c_str(), counted(tokens, "token").c_str(),
                    double(counts.bytes) / double(tokens), human_bytes(int64_t(double(counts.bytes) / seconds)).c_str(),
                    counted(int64_t(train.shards.size() + val.shards.size()), "shard").c_str(),

@@ -256,11 +256,17 @@ static Format json_format(std::string_view start, bool named) {
     if (start.starts_with('\x1e')) return Format::json;  // a sequence as in RFC 7464
     start.remove_prefix(std::min(start.find_first_not_of(BLANK), start.size()));
     const size_t next = start.find_first_not_of(BLANK, 1);
-    if (start.starts_with('[') && (named || (next != start.npos && start[next] == '{'))) return Format::json;
+    if (start.starts_with('[') &&
+        (named || (next != start.npos && start[next] == '{' && is_object(start.substr(next)))))
+        return Format::json;
     if (!start.starts_with('{') || !(named || is_object(start))) return named ? Format::json_lines : Format::text;
-    const std::string_view line = start.substr(0, start.find('\n'));
-    // The object may go on in the next line.
-    return strchr("{[,:", line[line.find_last_not_of(BLANK)]) ? Format::json : Format::json_lines;
+    const size_t line = std::min(start.find('\n'), start.size()), end = json_object_end(start, 0),
+                 next_line = start.find_first_not_of(BLANK, line);
+    const char last = start[start.find_last_not_of(BLANK, line)];
+    if (end <= line) return strchr("{[,:", last) ? Format::json : Format::json_lines;
+    // The object goes on in the next line, unless it is a line that was cut off, or one of more than a MiB.
+    const bool is_cut = next_line == start.npos || (start[next_line] == '{' && last != '[');
+    return end == start.npos && is_cut ? Format::json_lines : Format::json;
 }
 
 // Whether most of the first whole objects of `start` have a string or null under the key. One is not enough: the log of

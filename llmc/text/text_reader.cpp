@@ -12,7 +12,7 @@ static constexpr int64_t CHUNK_BYTES = 64 << 10;
 static constexpr int64_t LONG_DOCUMENT = 64 << 10;  // bytes; the end of longer documents is held out
 static constexpr int64_t CUT_WINDOW = 64 << 10;     // bytes in which the start of a line is searched
 static constexpr int64_t LONGEST_ROW = 1 << 30;     // bytes
-static constexpr char BAD_ROW = '?';                // for CorpusReader::last: a row that may have had brackets
+static constexpr char BAD_ROW = '?';                // for CorpusReader::last: a row of an array, perhaps with brackets
 
 static bool is_one_document(const TextFile& file, const CorpusRules& rules) {
     return file.format == Format::text && rules.split == SplitAt::none;
@@ -52,12 +52,16 @@ static size_t section_end(std::string_view text, size_t from) {
 
 // The end of a document in a file with several documents, and the start of the next one. npos: the end of the document
 // has not been read yet.
-static std::pair<size_t, size_t> next_border(std::string_view text, size_t from, Format format, SplitAt split) {
+static std::pair<size_t, size_t> next_border(std::string_view text, size_t from, Format format, SplitAt split,
+                                             bool in_array) {
     const auto at = [](size_t end) { return std::pair(end, end); };
-    if (format == Format::json && text.substr(from).starts_with('{')) return at(json_object_end(text, from));
+    if (format == Format::json && text.substr(from).starts_with('{')) {  // a broken one ends at the next of a sequence
+        const size_t end = json_object_end(text, from);
+        return at(std::min(end, text.substr(0, end).find('\x1e', from)));
+    }
     if (format == Format::json) {  // another value ends with its line, or at the next comma or bracket
         const size_t last = text.substr(from).starts_with('"') ? json_string_end(text, from) : from;
-        return at(text.find_first_of(",]\n", std::min(last, text.size())));
+        return at(text.find_first_of(in_array ? ",]\n" : "\x1e\n", std::min(last, text.size())));
     }
     if (format == Format::text && split == SplitAt::blank_lines) return at(section_end(text, from));
     const std::string_view mark = format == Format::text && split == SplitAt::end_of_text ? END_OF_TEXT : "\n";
@@ -120,7 +124,7 @@ static size_t skip_to_object(CorpusReader& reader, std::string_view text, size_t
         reader.lines += c == '\n';
         if (c == '[' || c == ',' || c == ']') pass(reader, c);
     }
-    if (begin < text.size() && text[begin] != '{') reader.last = BAD_ROW;
+    if (begin < text.size() && text[begin] != '{' && reader.last != ' ') reader.last = BAD_ROW;
     return begin;
 }
 
@@ -136,7 +140,7 @@ static size_t list_documents(CorpusReader& reader, Chunk& chunk, bool at_end) {
     const Format format = chunk.file->format;
     for (size_t begin = 0;;) {
         if (format == Format::json) begin = skip_to_object(reader, text, begin);
-        auto [end, next] = next_border(text, begin, format, reader.rules.split);
+        auto [end, next] = next_border(text, begin, format, reader.rules.split, reader.last != ' ');
         if (format == Format::json && next != text.npos && text[begin] == '{') pass(reader, '{');
         if (next == text.npos) {
             if (at_end && begin == text.size() && reader.last != ' ' && reader.last != BAD_ROW)
@@ -238,7 +242,9 @@ static bool read_row(std::string& text, Chunk& chunk, const Document& document, 
 } catch (const Error& error) {
     if (!rules.skip_bad_lines)
         fail(error.exit_code, "%s%s", error.what(), rules.may_skip ? "; --skip-bad-lines skips such lines" : "");
-    if (chunk.bad_lines++ == 0) chunk.first_bad = error.what();
+    if (chunk.bad_rows++ == 0) chunk.first_bad = error.what();
+    const std::string_view row = text_of(chunk, document);
+    chunk.bad_lines += 1 + std::ranges::count(row.substr(0, row.find_last_not_of(BLANK)), '\n');
     return false;
 }
 

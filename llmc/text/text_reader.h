@@ -54,8 +54,8 @@ struct Chunk {
     std::string bytes;
     std::vector<Document> documents = {};
     // Set by for_each_document:
-    int64_t bad_lines = 0;       // objects and records that it skipped
-    std::string first_bad = {};  // the error of the first of them
+    int64_t bad_rows = 0, bad_lines = 0;  // objects and records that it skipped, and their lines
+    std::string first_bad = {};           // the error of the first of them
 };
 
 struct CorpusReader {

@@ -18,7 +18,7 @@ from harness import PROGRAM, ROOT, execute, make_script, make_text, refused, run
 PACK = {"gz": "gzip -k", "zst": "zstd -qk", "xz": "xz -k0", "lzma": "xz -k0 --format=lzma", "bz2": "bzip2 -k"}
 PARQUET = ("import json, pyarrow, sys; from pyarrow import parquet; texts = json.load(open(sys.argv[1])); "
            "parquet.write_table(pyarrow.table({'n': range(len(texts)), sys.argv[3]: texts}), sys.argv[2], "
-           "row_group_size=5)")
+           "row_group_size=5, write_page_checksum=True)")
 
 
 def pack(path, kind):
@@ -175,6 +175,15 @@ def test_what_is_missing_or_wrong_is_named(tmp_path, data):
     fails(65, "c.parquet: there is no column \"text\" (--text-key); columns: n, body", "c.parquet")
     os.truncate(tmp_path / "c.parquet", 300)
     fails(65, "c.parquet: Parquet magic bytes not found", "c.parquet")
+
+
+def test_a_parquet_file_with_a_wrong_checksum_is_refused(tmp_path, data):
+    path = parquet(tmp_path / "a.parquet", ["a long text without any repetition " + "".join(map(chr, range(97, 123)))])
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"xyz", b"xYz"))
+    assert path.read_bytes() != content
+    tokenize(tmp_path / "out", path, "--tokenizer", data,
+             by=lambda *command: refused(65, "CRC checksum verification failed", *command))
 
 
 def test_the_program_that_unpacks_ends_when_tokenize_ends_early(tmp_path, data):

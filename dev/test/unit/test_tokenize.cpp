@@ -40,9 +40,10 @@ TEST_CASE("files become documents after <|endoftext|>, in the order of names") {
          {{"a.json", "\xef\xbb\xbf[{\"text\": \"[one}\\\"\"},\n{\"n\": [{}],\r\n \"text\": \"two\"}]\n"},
           {"b.jsonl", "{\n\"text\": \"three\"}\n{\"text\":\n\"four\"}"},
           {"c.JSON", "[]"},
-          {"d.json", "\x1e{\n\"text\": \"five\"}\n\x1e" + jsonl("six")}},  // RFC 7464
+          {"d.json", "\x1e{\n\"text\": \"five\"}\n\x1e" + jsonl("six")},  // RFC 7464
+          {"e.json", "{\"text\": \"seven\"\n}\n{\"text\"\n:\"eight\"\n, \"n\": 1}"}},
          SplitAt::none,
-         {"[one}\"", "two", "three", "four", "five", "six"}},
+         {"[one}\"", "two", "three", "four", "five", "six", "seven", "eight"}},
         {"a column of CSV and TSV, with line ends, delimiters and quotes in a field",
          {{"a.csv", "\xef\xbb\xbfid,text\r\n1,one\r\n2,\"two, \"\"2\"\"\r\n\"\r\n\r\n3,"},
           {"b.TSV", "text\tid\nthree,\"\t1\n\"four\t\"\t2"},
@@ -81,7 +82,8 @@ TEST_CASE("a file without a name of text is JSON if it begins with an object tha
         TokenizeRun run(Files{{"a", text}});
         CHECK(open_input(run.folder / "in/a", Wanted::documents, "text").format != Format::text);
     }
-    for (const char* text : {"{'text': 'x'}", "{\"a\"}", "{\"a", "{", "{name}", "x {\"text\": \"y\"}", "[\"x\"]"}) {
+    for (const char* text :
+         {"{'text': 'x'}", "{\"a\"}", "{\"a", "{", "{name}", "x {\"text\": \"y\"}", "[\"x\"]", "[{name}]"}) {
         TokenizeRun run(Files{{"a", text}});
         CHECK(open_input(run.folder / "in/a", Wanted::documents, "text").format == Format::text);
     }

@@ -73,6 +73,7 @@ TEST_CASE("inputs that are empty or not text are refused, and JSONL that is brok
         {"a.jsonl", "\n", "the input (1 file) has no documents: it has no rows, or blank lines only"},
         {"a.csv", "text\n", "the input (1 file) has no documents"},
         {"a.csv", "text\ncaf\xe9\n", "a.csv:2: is not UTF-8; if it is Latin-1, convert the file with iconv"},
+        {"a.csv", "text,\xe9t\xe9\nthe,1\n", "a.csv:1: is not UTF-8; if it is Latin-1"},
         {"a.csv", "text,id\n,1\n,2\n", "the input (1 file) has no text: 2 documents without any"},
         {"a.jsonl", "\n{\"text\": \"a\"\n",
          "a.jsonl:2: is not valid JSON: it ends in the middle of a value, after 12 bytes"},
@@ -173,7 +174,7 @@ TEST_CASE("--skip-bad-lines skips up to 1 % of the documents, for any number of 
         const Tokens tokens = two.train();
         CHECK(std::count(tokens.begin(), tokens.end(), tokens[0]) == 198);
         check_refused(three, EXIT_BAD_DATA,
-                      "3 of 200 documents are bad lines, more than the 1 % that --skip-bad-lines skips; the first: " +
+                      "3 bad lines in 200 documents, more than the 1 % that --skip-bad-lines skips; the first: " +
                           (three.folder / "in/a.jsonl:51: has no text"));
         CHECK_FALSE(has_shards(three));
     }
@@ -183,12 +184,37 @@ TEST_CASE("--skip-bad-lines skips up to 1 % of the documents, for any number of 
     one_line.options.skip_bad_lines = true;
     const Tokens tokens = one_line.train();
     CHECK(std::count(tokens.begin(), tokens.end(), tokens[0]) == 299);
-    std::string rows = "text,id\n";  // an open quote takes all rows behind it, which --skip-bad-lines does not count
-    for (int i = 0; i < 300; i++) rows += i == 200 ? "\"the,1\n" : "the,1\n";
-    TokenizeRun open_quote(Files{{"a.csv", rows}});
-    open_quote.options.inputs = {open_quote.folder / "in/a.csv"};
-    open_quote.options.skip_bad_lines = true;
-    check_refused(open_quote, EXIT_BAD_DATA, "a.csv:202: the quotes of a field have no end");
+}
+
+TEST_CASE("--skip-bad-lines goes on behind a broken row, or counts all lines that it has taken") {
+    const std::string rs = "\x1e", pretty = "{\n\"text\": \"the\"\n}\n";
+    const struct {
+        const char* name;
+        std::string first, row, broken;
+        const char* refused;  // "": 300 rows are read
+    } cases[] = {
+        {"a.jsonl", "{\"text\": \"cut\",\n", jsonl("the"), jsonl("the"), ""},
+        {"a.jsonl", jsonl(std::string(1 << 20, ',')), jsonl("the"), "oops, \n", ""},
+        {"a.json", pretty, jsonl("the"), "oops, \n", ""},
+        {"a.json", pretty, pretty, "{\"n\": {\n", "298 bad lines in 202 documents"},
+        {"a.json", rs + jsonl("the"), rs + jsonl("the"), rs + "{\"text\": \"cut\", \"n\": 1\n", ""},
+        {"a.csv", "text,id\n", "the,1\n", "\"the,1\n", "100 bad lines in 300 documents"},
+        {"a.csv", "text,id\n", "the,1\n", "\"the,1\n\"the\",1\nthe,1\n", ""},
+    };
+    for (const auto& c : cases) {
+        std::string bytes = c.first;
+        for (int i = 0; i < 300; i++) bytes += i == 200 ? c.broken : c.row;
+        TokenizeRun run(Files{{c.name, bytes}});
+        run.options.inputs = {run.folder / ("in/" + std::string(c.name))};
+        run.options.skip_bad_lines = true;
+        CAPTURE(c.broken);
+        if (*c.refused) {
+            check_refused(run, EXIT_BAD_DATA, c.refused);
+        } else {
+            const Tokens tokens = run.train();
+            CHECK(std::count(tokens.begin(), tokens.end(), tokens[0]) == 300);
+        }
+    }
 }
 
 TEST_CASE("an output that exists is refused, unless --replace is given") {
