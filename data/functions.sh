@@ -16,6 +16,9 @@ small_model="--layers 6 --heads 6 --channels 384 $book_windows --steps 2000 \\
 few_pages_model="--layers 4 --heads 4 --channels 256 $page_windows --steps 200 \\
       --lr 1e-3 --warmup 20 --val-every 20 --sample-every 50 --checkpoint-every 100"
 
+# The endings of packed files, as in llmc/text/input.cpp: a pattern for bash and awk, for names in lower case.
+packed='[.](gz|gzip|zst|zstd|xz|lzma|bz2)'
+
 heading() { printf '\n== %s\n' "$*"; }
 say() { echo "$(basename "$0"): $*"; }
 die() {
@@ -190,9 +193,9 @@ fetch_gpt2_tokenizer() {
 
 # name_of FILE|DIR: prints the name of a text's folder in data/: "a_book" for "a book.txt.gz".
 name_of() {
-    local name ending
+    local name
     name=$(basename "$1")
-    for ending in .gz .zst .xz .bz2; do name=${name%"$ending"}; done
+    if [[ ${name,,} =~ $packed$ ]]; then name=${name%.*}; fi
     name=$(tr -c 'A-Za-z0-9_.\n-' _ <<<"${name%.*}")
     echo "${name:-text}"
 }

@@ -20,7 +20,10 @@ for input in "${operands[@]}"; do
         trap 'rm -rf "$copies"' EXIT
         copies=${copies:-$(mktemp -d)}
         (cd "$caller" && cat -- "$input") >"$copies/new"
-        path=$copies/text.$(sha256sum <"$copies/new" | cut -d' ' -f1)-${#inputs[@]}  # so it is known again
+        # Named so that it is known again; the endings say what is in it.
+        [[ ${path,,} =~ ([.][a-z]+)?($packed)?$ ]]
+        path=$copies/$(sha256sum <"$copies/new" | cut -d' ' -f1)-${#inputs[@]}/text${BASH_REMATCH[0]}
+        mkdir "${path%/*}"
         mv "$copies/new" "$path"
         touch -d @0 "$path"
     elif [ ! -e "$path" ]; then
@@ -37,7 +40,7 @@ out=${out#"$PWD"/}
 [[ $out != *[][*?{}\\]* ]] || bad_usage "--out $out: --train-data takes one of []*?{}\\ in its name as a pattern"
 # Packed text is about a third of the text.
 bytes=$(files_in "${inputs[@]}" -printf '%s %p\n' |
-    awk '{ sum += tolower($0) ~ /\.(gz|zst|xz|bz2|parquet)$/ ? 3 * $1 : $1 } END { print sum + 0 }')
+    awk -v packed="($packed|[.]parquet)$" '{ sum += tolower($0) ~ packed ? 3 * $1 : $1 } END { print sum + 0 }')
 [ "$bytes" -gt 0 ] || die "${operands[*]}: there is no text in it"
 [ "$bytes" -ge 1000 ] || too_short "$bytes bytes"
 if [ -n "$tokenizer" ]; then

@@ -9,6 +9,7 @@ import io
 import json
 import lzma
 import pickle
+import random
 import re
 import shutil
 import struct
@@ -111,6 +112,35 @@ def test_text_sh_takes_pipes_and_stdin(command, tree, tmp_path):
     assert "the shards in shards already exist" in text_sh().out
     (tree / "a.md").write_text(README + "More.")
     assert "shards has shards of another text; give another --out" in text_sh().err
+
+
+@pytest.mark.parametrize("name, content", [
+    ("my.d.csv", ('text\r\n"' + README.replace('"', "'").replace("\n", '"\r\n"') + '"\r\n').encode()),
+    ("d.TXT.Gz", gzip.compress(b'{"text": 1}\n' + README.encode()))])
+def test_text_sh_keeps_the_endings_of_a_named_pipe(name, content, tree, tmp_path):
+    (tmp_path / "file").mkdir()
+    (tmp_path / "file" / name).write_bytes(content)
+    run(PROGRAM, "tokenize", tmp_path / "file" / name, "--train-bpe 300 --quiet --output", tmp_path / "plain")
+    run(["mkfifo", name], cwd=tree)
+    for said in ("--train-data 'data/text/train_*.bin'", "the shards in data/text already exist"):
+        command = f"cat '{tmp_path}/file/{name}' >{name} & data/text.sh {name} --vocab 300; wait"
+        assert said in run(["bash", "-c", command], cwd=tree).out
+    assert (tree / "data/text/train_000001.bin").read_bytes() == (tmp_path / "plain/train_000001.bin").read_bytes()
+
+
+def test_the_scripts_know_the_names_of_packed_files_that_the_program_knows(tree, tmp_path):
+    source = (ROOT / "llmc/text/input.cpp").read_text()
+    endings = re.findall('"([.a-z0-9]+)"', re.search("PACKED = {(.*?)}", source)[1])
+    assert ".lzma" in endings
+    packed = lzma.compress(random.Random(1).randbytes(125000).hex(" ", 2).encode())
+    assert 100000 < len(packed) < 300000
+    for ending in [*endings, ".LZMA"]:
+        path = tmp_path / ending / f"my book.TXT{ending}"
+        path.parent.mkdir()
+        path.write_bytes(packed)
+        said = run(tree / "data/text.sh", path).out
+        assert "a vocabulary of 2048 tokens" in said and "data/my_book is ready" in said
+        shutil.rmtree(tree / "data/my_book")
 
 
 def test_text_sh_takes_packed_text_and_folders_whose_links_go_round_in_a_circle(tree, tmp_path):
