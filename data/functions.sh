@@ -32,8 +32,9 @@ bad_usage() {
     exit 2
 }
 
-# parse_arguments MOST "NAME..." ARGUMENT...: sets the variable NAME for each option --NAME VALUE, and the array
-# operands, of at most MOST; -- ends the options. --help prints the usage, which is the comment at the script's start.
+# parse_arguments MOST "NAME..." ARGUMENT...: sets the variable NAME, with _ for -, for each option --NAME VALUE, and
+# the array operands, of at most MOST; -- ends the options. NAME! is an option without a value. --help prints the usage,
+# which is the comment at the script's start.
 parse_arguments() {
     local most=$1 names=" $2 " name
     shift 2
@@ -43,9 +44,11 @@ parse_arguments() {
         if [ "$1" = -h ] || [ "$1" = --help ]; then
             sed -n '2,/^[^#]/s/^# //p' "data/$(basename "$0")"
             exit 0
-        elif [[ $1 == --?* && $names == *" $name "* ]]; then
-            [ $# -gt 1 ] || bad_usage "$1 needs a value"
-            printf -v "$name" %s "$2"
+        elif [[ $1 =~ ^--[a-z-]+$ && $names == *" $name! "* ]]; then
+            printf -v "${name//-/_}" %s "$1"
+        elif [[ $1 =~ ^--[a-z-]+$ && $names == *" $name "* ]]; then
+            [ -n "${2:-}" ] || bad_usage "$1 needs a value"
+            printf -v "${name//-/_}" %s "$2"
             shift
         elif [ "$1" = -- ]; then
             operands+=("${@:2}")

@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# text.sh FILE|DIR... [--out DIR] [--vocab N | --tokenizer DIR]: makes train and val shards from your own text: text,
-# JSON, CSV and Parquet files, also packed (.gz .zst .xz .bz2), folders of them (docs/data.md), pipes, and - for stdin.
-# Trains a vocabulary of N tokens on the text (default: 512 to 16384, depending on its size), or uses that in DIR.
+# text.sh FILE|DIR... [--out DIR] [--vocab N | --tokenizer DIR] [--text-key KEY] [--skip-bad-lines]: makes train and
+# val shards from your own text: text, JSON, CSV and Parquet files, also packed (.gz .zst .xz .bz2), folders of them
+# (docs/data.md), pipes, and - for stdin. Trains a vocabulary of N tokens on the text (default: 512 to 16384, depending
+# on its size), or uses that in DIR. KEY is the key or column of the text; --skip-bad-lines leaves out rows without it.
 set -euo pipefail
 caller=$PWD
 cd "$(dirname "$0")/.."
 # shellcheck source=data/functions.sh
 source data/functions.sh
 
-out="" vocab="" tokenizer="" copies=""
-parse_arguments 1000000 "out vocab tokenizer" "$@"
+out="" vocab="" tokenizer="" text_key="" skip_bad_lines="" copies=""
+parse_arguments 1000000 "out vocab tokenizer text-key skip-bad-lines!" "$@"
 [ -z "$vocab" ] || [ -z "$tokenizer" ] || bad_usage "--vocab trains a tokenizer and --tokenizer names one; give one"
 [ ${#operands[@]} -gt 0 ] || bad_usage "name a file or folder of text"
 inputs=()
@@ -43,12 +44,14 @@ bytes=$(files_in "${inputs[@]}" -printf '%s %p\n' |
     awk -v packed="($packed|[.]parquet)$" '{ sum += tolower($0) ~ packed ? 3 * $1 : $1 } END { print sum + 0 }')
 [ "$bytes" -gt 0 ] || die "${operands[*]}: there is no text in it"
 [ "$bytes" -ge 1000 ] || too_short "$bytes bytes"
+# With =, because tokenize takes a word that names a file for one of the inputs.
+rows=(${text_key:+"--text-key=$text_key"} ${skip_bad_lines:+"$skip_bad_lines"})
 if [ -n "$tokenizer" ]; then
-    tokenize "$out" "${inputs[@]}" --tokenizer "$(cd "$caller" && realpath -m -- "$tokenizer")"
+    tokenize "$out" "${inputs[@]}" --tokenizer "$(cd "$caller" && realpath -m -- "$tokenizer")" "${rows[@]}"
 else
     vocab=${vocab:-$(suitable_vocab "$bytes")}
     say "a vocabulary of $vocab tokens; --vocab N sets another size"
-    tokenize "$out" "${inputs[@]}" --train-bpe "$vocab"
+    tokenize "$out" "${inputs[@]}" --train-bpe "$vocab" "${rows[@]}"
 fi
 
 choose_windows "$out"

@@ -128,6 +128,21 @@ def test_text_sh_keeps_the_endings_of_a_named_pipe(name, content, tree, tmp_path
     assert (tree / "data/text/train_000001.bin").read_bytes() == (tmp_path / "plain/train_000001.bin").read_bytes()
 
 
+def test_text_sh_passes_the_key_of_the_text_and_skips_bad_lines(tree, tmp_path, data):
+    rows = [json.dumps({"data": f"{line} {i}"}) for i in range(20) for line in README.splitlines()]
+    (tmp_path / "k.jsonl").write_text("\n".join(rows + ["{}"]))
+
+    def text_sh(*options):
+        return execute(tree / "data/text.sh", tmp_path / "k.jsonl", "--tokenizer", data, *options, cwd=tree)
+
+    assert 'no text under the key "data"' in text_sh("--text-key data").err
+    assert "1 bad line" in text_sh("--text-key data --skip-bad-lines").out
+    assert "already exist" in text_sh("--skip-bad-lines --text-key data").out  # although there is a folder data
+    assert 'no text under the key "text"' in text_sh("--skip-bad-lines").err
+    assert "--text-key needs a value" in text_sh("--text-key").err
+    assert "--text-key needs a value" in text_sh(["--text-key", ""]).err
+
+
 def test_the_scripts_know_the_names_of_packed_files_that_the_program_knows(tree, tmp_path):
     source = (ROOT / "llmc/text/input.cpp").read_text()
     endings = re.findall('"([.a-z0-9]+)"', re.search("PACKED = {(.*?)}", source)[1])
