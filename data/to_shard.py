@@ -3,7 +3,8 @@
 
 Reads bare tokens (nanoGPT's train.bin, dolma's .npy, datatrove's .ds, Megatron's .bin), NumPy arrays of one dimension
 (.npy), LLM.Q's token files and litgpt's chunks (chunk-*.bin of litdata). Splits into OUT_000001.bin, OUT_000002.bin,
-... above 100 million tokens.
+... above 100 million tokens. Shards of these names are replaced when all are written; if OUT.bin or another
+OUT_NNNNNN.bin is there, nothing is written.
 
 The size of bare tokens is that of --dtype, else of an index beside the file (.idx, .ds.index), else of tokens with
 zeros in their upper bytes, else of --vocab-size. A file that may have tokens of 2 or of 4 bytes is refused.
@@ -13,6 +14,7 @@ import array
 import ast
 import codecs
 import contextlib
+import glob
 import json
 import os
 import struct
@@ -198,18 +200,43 @@ def read_tokens(file, kind, vocab_size):
     tokens.frombytes(file.read(SHARD_TOKENS * tokens.itemsize))
     if tokens and (min(tokens) < 0 or max(tokens) >= vocab_size):
         sys.exit(f"{file.name}: has tokens {min(tokens)} to {max(tokens)}, which are not all in a vocabulary of "
-                 f"{vocab_size}; give another --vocab-size")
+                 f"{vocab_size}, so no shard is written; give another --vocab-size")
     return tokens
 
 
 def write_shard(path, tokens, vocab_size):
     wide = vocab_size > 65536
     header = [MAGIC, 2, len(tokens), vocab_size] if wide else [MAGIC, 1, len(tokens), 0]
-    with open(path + ".part", "wb") as out:
+    with open(path, "wb") as out:
         out.write(struct.pack("<256i", *header, *[0] * 252))
         out.write(array.array("I" if wide else "H", tokens).tobytes())
-    os.replace(path + ".part", path)
-    print(f"{path}: {len(tokens):,} tokens")
+
+
+def shard_names(output, count):
+    """Returns the names of so many shards; exits if others, which a pattern would take too, are there."""
+    stem = os.path.splitext(output)[0]
+    names = [f"{stem}_{n:06d}.bin" for n in range(1, count + 1)] if count > 1 else [output]
+    replaced = [os.path.basename(name) for name in names]
+    for name in [output, *sorted(glob.glob(glob.escape(stem) + "_" + "[0-9]" * 6 + ".bin"))]:
+        if os.path.exists(name) and os.path.basename(name) not in replaced:
+            sys.exit(f"{name}: is there already, and would stay beside the new {names[-1]}; move it away, or give "
+                     "another OUT")
+    return names
+
+
+def write_shards(file, kind, names, vocab_size):
+    """Writes all shards or none: a pattern would take half of them for all."""
+    try:
+        for name in names:
+            tokens = read_tokens(file, kind, vocab_size)
+            write_shard(name + ".part", tokens, vocab_size)
+            print(f"{name}: {len(tokens):,} tokens", flush=True)
+        for name in names:
+            os.replace(name + ".part", name)
+    finally:
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(name + ".part")
 
 
 def main():
@@ -238,12 +265,8 @@ def main():
             sys.exit(f"{args.input}: {rest} bytes are not a whole number of {width}-byte tokens")
         if rest < 2 * width:
             sys.exit(f"{args.input}: {rest} bytes of tokens are too few; a training window has at least two tokens")
-        several = rest > SHARD_TOKENS * width
-        number = 0
-        while tokens := read_tokens(file, kind, args.vocab_size):
-            number += 1
-            path = f"{os.path.splitext(args.output)[0]}_{number:06d}.bin" if several else args.output
-            write_shard(path, tokens, args.vocab_size)
+        names = shard_names(args.output, -(-rest // (SHARD_TOKENS * width)))
+        write_shards(file, kind, names, args.vocab_size)
 
 
 if __name__ == "__main__":

@@ -459,3 +459,35 @@ def test_to_shard_reads_litgpts_chunks_without_their_header(tmp_path):
     index.unlink()
     assert "a chunk of litdata, whose index.json is missing; give --dtype" in execute(*convert).err
     assert "2 tokens" in run(*convert, "--dtype uint16").out
+
+
+def test_to_shard_writes_all_shards_of_a_file_or_none_and_no_mixture_with_those_of_another(tmp_path):
+    script, tokens = tmp_path / "to_shard.py", tmp_path / "tokens.npy"
+    script.write_text((ROOT / "data/to_shard.py").read_text().replace("20240520, 100_000_000", "20240520, 2"))
+
+    def convert(*values):
+        tokens.write_bytes(npy("<i8", *values))
+        return execute(["python3", script, tokens, ".//a[1].bin"], cwd=tmp_path)
+
+    def shards():
+        return {path.name: [*path.read_bytes()[1024::2]] for path in tmp_path.glob("a*")}
+
+    failed = convert(1, 2, 70000)
+    assert failed.code == 1 and "not all in a vocabulary of 65536, so no shard is written; give another" in failed.err
+    assert not shards()
+    for first in (1, 7):
+        assert convert(first, 2, 3).code == 0
+        assert shards() == {"a[1]_000001.bin": [first, 2], "a[1]_000002.bin": [3]}
+    assert convert(1, 2, -1).code == 1
+    assert shards()["a[1]_000001.bin"] == [7, 2] and len(shards()) == 2
+    assert convert(1, 2, 3, 4, 5).code == 0
+    for values, stays, new in (((1, 2, 3), "a[1]_000003.bin", "a[1]_000002.bin"),
+                               ((1, 2), "a[1]_000001.bin", "a[1].bin")):
+        message = f"{stays}: is there already, and would stay beside the new .//{new}; move it away, or give another"
+        failed = convert(*values)
+        assert failed.code == 1 and message in failed.err and len(shards()) == 3, failed
+    for path in tmp_path.glob("a*"):
+        path.unlink()
+    assert convert(1, 2).code == 0
+    assert "a[1].bin: is there already, and would stay beside the new" in convert(1, 2, 3).err
+    assert shards() == {"a[1].bin": [1, 2]}
