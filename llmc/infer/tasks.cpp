@@ -75,9 +75,11 @@ static Sequence make_sequence(Encoder& encoder, const std::string& context, cons
     const bool is_left = before.size() < s.tokens.size();
     s.scored = is_left ? int(before.size()) : common_length(before, s.tokens);
     if (is_left) std::ranges::copy(before, s.tokens.begin());
-    if (s.tokens.empty() || s.tokens[0] != text_start(tokenizer)[0]) {
-        const std::vector<int>& start =
-            s.scored == 0 || s.tokens.size() == 1 ? text_start(tokenizer) : tokenizer.prefix;
+    const bool alone = s.scored == 0 || s.tokens.size() == 1;
+    const std::vector<int> start = alone ? text_start(tokenizer) : tokenizer.prefix;
+    const bool begun = alone ? !s.tokens.empty() && s.tokens[0] == start[0]
+                             : tokenizer.bos >= 0 && context.starts_with(tokenizer.tokens[size_t(tokenizer.bos)]);
+    if (!begun) {
         s.tokens.insert(s.tokens.begin(), start.begin(), start.end());
         s.scored += int(start.size());
     }

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <queue>
 
 #include "base/common.h"
@@ -175,14 +176,26 @@ static void encode_plain(Encoder& encoder, std::string_view text, std::vector<in
 
 // ---- added tokens
 
-// Returns the longest of the wanted tokens that the text begins with; null: none.
+void index_added(Tokenizer& tokenizer) {
+    tokenizer.added_by_text.resize(tokenizer.added.size());
+    std::iota(tokenizer.added_by_text.begin(), tokenizer.added_by_text.end(), 0);
+    std::ranges::sort(tokenizer.added_by_text, {}, [&](int i) { return tokenizer.added[size_t(i)].content; });
+}
+
+// Returns the longest of the wanted tokens that the text begins with; null: none. Of the contents up to the text in
+// their order, the last one has in common with the text what a shorter one can begin with.
 static const AddedToken* added_token_at(const Tokenizer& tokenizer, std::string_view text, const auto& wanted) {
-    const AddedToken* longest = nullptr;
-    size_t length = 0;
-    for (const AddedToken& token : tokenizer.added)
-        if (wanted(token) && token.content.size() > length && text.starts_with(token.content))
-            longest = &token, length = token.content.size();
-    return longest;
+    const std::vector<int>& order = tokenizer.added_by_text;
+    const auto content = [&](int i) { return std::string_view(tokenizer.added[size_t(i)].content); };
+    while (true) {
+        const auto above = std::ranges::upper_bound(order, text, {}, content);
+        if (above == order.begin()) return nullptr;
+        const AddedToken& token = tokenizer.added[size_t(above[-1])];
+        const bool matches = text.starts_with(token.content);
+        if (matches && wanted(token)) return &token;
+        const auto different = std::ranges::mismatch(text, token.content).in1;
+        text = text.substr(0, size_t(different - text.begin()) - matches);
+    }
 }
 
 // Calls f(part, token) for the parts of the text, in order: text without added tokens (null), and each of them;
@@ -195,8 +208,10 @@ static void for_each_part(const Tokenizer& tokenizer, std::string_view text, boo
     if (!special && std::ranges::all_of(tokenizer.added, &AddedToken::special)) return f(text, nullptr);  // only text
     const auto wanted = [=](const AddedToken& token) { return token.normalized == normalized; };
     std::string first_bytes;
-    for (const AddedToken& token : tokenizer.added)
-        if (wanted(token)) first_bytes += token.content.substr(0, 1);
+    for (const int i : tokenizer.added_by_text)
+        if (const AddedToken& token = tokenizer.added[size_t(i)];
+            wanted(token) && !first_bytes.ends_with(token.content[0]))
+            first_bytes += token.content[0];
     const auto between = [&](size_t begin, size_t end) {
         if (begin >= end) return;
         const std::string_view part = text.substr(begin, end - begin);
@@ -251,7 +266,7 @@ std::vector<int> document_start(const Tokenizer& tokenizer) {
 
 std::vector<int> text_start(const Tokenizer& tokenizer) {
     if (!tokenizer.prefix.empty()) return tokenizer.prefix;
-    return {tokenizer.bos < 0 ? tokenizer.end_of_text : tokenizer.bos};
+    return {tokenizer.bos >= 0 ? tokenizer.bos : tokenizer.eos >= 0 ? tokenizer.eos : tokenizer.end_of_text};
 }
 
 std::vector<int> encode_prompt(const Tokenizer& tokenizer, std::string_view text) {

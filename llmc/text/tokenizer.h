@@ -53,6 +53,7 @@ struct Tokenizer {
     std::vector<std::string> tokens;  // bytes of each id
     std::vector<Merge> merges;        // merges in the order of their ranks
     std::vector<AddedToken> added;    // added tokens in the order of ids, end_of_text included
+    std::vector<int> added_by_text;   // places in `added`, in the order of the contents: index_added() sets it
     int end_of_text = 0;              // separates documents
     int bos = -1, pad = -1;           // -1: none
     int eos = -1;                     // ends a text by tokenizer_config.json; -1: none
@@ -65,6 +66,8 @@ struct Tokenizer {
 
     int vocab_size() const { return int(tokens.size()); }
 };
+
+void index_added(Tokenizer& tokenizer);
 
 // Loads tokenizer.json; or a pair of vocab.json (encoder.json) and merges.txt (vocab.bpe), either of which may be
 // named; or a directory that holds one of these; with what transformers reads beside them. Refuses a tokenizer that is
@@ -109,7 +112,7 @@ std::vector<int> encode(const Tokenizer& tokenizer, std::string_view text, bool 
 std::vector<int> encode_prompt(const Tokenizer& tokenizer, std::string_view text);
 // The tokens before the text of a document: the end of the one before, and the prefix, if it begins with another token.
 std::vector<int> document_start(const Tokenizer& tokenizer);
-// The tokens that stand for nothing before a text: the prefix, or bos, or end_of_text.
+// The tokens that stand for nothing before a text: the prefix, or else the first of bos, eos and end_of_text that is.
 std::vector<int> text_start(const Tokenizer& tokenizer);
 // Adds the special tokens in the text to counts, by id.
 void count_special(const Tokenizer& tokenizer, std::string_view text, std::map<int, int64_t>& counts);

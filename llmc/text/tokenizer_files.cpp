@@ -1,12 +1,15 @@
 // tokenizer_files.cpp: reads and writes a tokenizer's files. It reads files with Hugging Face's names and with
 // OpenAI's. Files that transformers wrote are kept as texts: each of its versions has settings that the others lack.
 #include <algorithm>
+#include <array>
 #include <sstream>
 
 #include "base/common.h"
 #include "base/files.h"
 #include "base/json.h"
 #include "text/tokenizer.h"
+
+using namespace std::string_literals;
 
 // GPT-2 writes bytes as characters: 33-126, 161-172 and 174-255 as themselves, the other 68 as U+0100, U+0101, ...
 // Ids 0-255 are the bytes in the order of these characters.
@@ -148,12 +151,19 @@ static std::string role(const TokenizerParser& p, const std::string& name) {
 }
 
 // Makes the tokens of the roles special. As transformers does, it adds those that the vocabulary lacks, at its end; but
-// not <|endoftext|>, which is there by default only. The settings of a role are those of a token of added_tokens.json.
+// not <|endoftext|>, which is there by default only. The settings of a role are those of a token of added_tokens.json;
+// it has none if another role names it as a text.
 static void read_roles(TokenizerParser& p) {
     const bool has_settings = p.files.contains("tokenizer.json") || p.config.contains("added_tokens_decoder");
     std::vector<Json> tokens;
-    for (const char* role : {"bos", "eos", "unk", "sep", "pad", "cls", "mask"})
-        tokens.push_back(p.roles[std::string(role) + "_token"]);
+    bool names_end = false;  // as a text, by default
+    for (const char* name : {"bos", "eos", "unk", "sep", "pad", "cls", "mask"})
+        tokens.push_back(p.roles[name + "_token"s]);
+    for (const char* name : {"bos_token", "eos_token", "unk_token"})
+        names_end |= !p.roles.contains(name) && role(p, name) == END_OF_TEXT;
+    const auto is_text = [&](const std::string& content) {
+        return std::ranges::count(tokens, Json(content)) > 0 || (names_end && content == END_OF_TEXT);
+    };
     for (const char* list : {"additional_special_tokens", "extra_special_tokens"}) {
         std::ranges::copy(p.roles[list].items, std::back_inserter(tokens));
         for (const auto& [name, token] : p.roles[list].members) tokens.push_back(token);  // they may have names
@@ -164,7 +174,7 @@ static void read_roles(TokenizerParser& p) {
         if (content.empty() || (id < 0 && content == END_OF_TEXT)) continue;
         if (id < 0) id = int(p.ids.size());
         if (!is_added(p.tokenizer, id) || !(has_settings || added_token(p.tokenizer, id).special))
-            add_token(p, token, id);
+            add_token(p, is_text(content) ? Json(content) : token, id);
         added_token(p.tokenizer, id).special = true;
     }
 }
@@ -382,8 +392,18 @@ Tokenizer parse_tokenizer(TokenizerFiles files, const std::string& where) {
     Tokenizer& tokenizer = p.tokenizer;
     const bool one_file = files.contains("tokenizer.json");
     require_value(p, config, "add_prefix_space", false, " in tokenizer_config.json");
+    require_value(p, config, "split_special_tokens", false, " in tokenizer_config.json");
     if (!one_file)
         require_value(p, config, "add_eos_token", false, " beside vocab.json");  // else transformers ignores it
+    const std::string type = content_of(config["tokenizer_class"]);
+    const auto begins_type = [&](const char* name) { return type.starts_with(name); };
+    if (!one_file && !type.empty() &&
+        std::ranges::none_of(
+            std::array{"GPT2Tokenizer", "CodeGenTokenizer", "PreTrainedTokenizer", "TokenizersBackend"}, begins_type))
+        refuse(
+            p,
+            "tokenizer_class is " + printable(type) +
+                ", which may split text otherwise than GPT-2; save it with transformers, which writes tokenizer.json");
     const Json file = one_file ? read_one_file(p) : read_two_files(p);
     p.ids = read_vocab(p, file["model"]["vocab"]);
     for (const Json& token : file["added_tokens"].items) add_token(p, token, token["id"]);
@@ -397,6 +417,7 @@ Tokenizer parse_tokenizer(TokenizerFiles files, const std::string& where) {
     tokenizer.prefix = prefix_of(p, file["post_processor"]);
     if (!one_file && config["add_bos_token"] == true && tokenizer.bos >= 0) tokenizer.prefix = {tokenizer.bos};
     tokenizer.chat_template = chat_template_of(p);
+    index_added(tokenizer);
     files.erase("config.json");
     if (files.contains("tokenizer_config.json")) complete_config(p, files["tokenizer_config.json"], end_is_named);
     tokenizer.files = std::move(files);
@@ -537,6 +558,7 @@ Tokenizer tokenizer_from_merges(const std::vector<std::pair<int, int>>& merges) 
             {left, right, add(tokenizer.tokens[size_t(left)] + tokenizer.tokens[size_t(right)])});
     tokenizer.end_of_text = tokenizer.bos = tokenizer.vocab_size();
     tokenizer.added = {{tokenizer.end_of_text, END_OF_TEXT}};
+    index_added(tokenizer);
     tokenizer.tokens.push_back(END_OF_TEXT);
     tokenizer.ranks.build(tokenizer.merges);
     return tokenizer;

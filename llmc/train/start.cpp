@@ -158,7 +158,9 @@ static void check_model(const RunStart& start, const Options& o) {
     const Tokenizer& tokenizer = *start.tokenizer;
     const auto beyond = std::ranges::count_if(tokenizer.added, [&](const AddedToken& t) { return t.id >= config.V; });
     const bool may_grow = o.command == Command::train && start.resume.empty();
-    ENSURE(tokenizer.vocab_size() - beyond <= config.V && tokenizer.end_of_text < config.V,
+    const std::vector<int> first = text_start(tokenizer);
+    ENSURE(tokenizer.vocab_size() - beyond <= config.V && tokenizer.end_of_text < config.V &&
+               *std::ranges::max_element(first) < config.V,
            "the tokenizer %s has %d tokens, but the model's vocabulary has %d; give the --tokenizer of the model%s",
            start.tokenizer_path.c_str(), tokenizer.vocab_size(), config.V,
            may_grow ? format(", or --vocab-size %d", tokenizer.vocab_size()).c_str() : "");

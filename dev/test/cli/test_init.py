@@ -102,6 +102,9 @@ def test_a_larger_vocabulary_adds_rows_that_depend_on_the_seed_alone(model, data
     run(PROGRAM, "tokenize --special-tokens --tokenizer", model, tmp_path / "new.txt", "--output", new)
     for command in (["eval --val-data", new / "val_*.bin"], ["--steps 1 --train-data", new / "train_*.bin"]):
         refused(65, ": a new run with --init and --vocab-size 301 adds the others", PROGRAM, *command, "--init", model)
+    edit_json(model / "tokenizer_config.json", bos_token="<new>")  # would be in front of each text
+    for command in (["eval --text", tmp_path / "new.txt", "--init", model], ["export", model, tmp_path / "m.gguf"]):
+        refused(2, "has 301 tokens, but the model's vocabulary has 300", PROGRAM, *command)
 
 
 def test_what_other_programs_call_a_model_is_found(model, data, tmp_path):

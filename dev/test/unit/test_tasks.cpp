@@ -81,6 +81,7 @@ TEST_CASE("added tokens of a row stand for themselves, after the tokenizer's pre
         tokenizer.added.push_back({tokenizer.vocab_size(), content});
         tokenizer.tokens.push_back(content);
     }
+    index_added(tokenizer);
     const auto tokens = [&](const std::string& row, bool prepend_eot = false) {
         const TemporaryDirectory dir;
         write_bytes(dir / "t", row);
@@ -92,6 +93,8 @@ TEST_CASE("added tokens of a row stand for themselves, after the tokenizer's pre
     };
     const char* const row = R"({"context": "<sep>", "continuation": "A"})";
     CHECK(tokens(row) == text({SEP}, " A"));
+    tokenizer.bos = -1, tokenizer.eos = BOS;
+    CHECK(tokens(R"({"context": "", "continuation": "A"})") == text({BOS}, " A"));
     tokenizer.bos = BOS;
     CHECK(tokens(row) == text({SEP}, " A"));
     CHECK(tokens(R"({"context": "", "continuation": "A"})") == text({BOS}, " A"));
@@ -99,6 +102,8 @@ TEST_CASE("added tokens of a row stand for themselves, after the tokenizer's pre
     CHECK(tokens(row) == text({BOS, SEP}, " A"));
     CHECK(tokens(row, true) == text({end, BOS, SEP}, " A"));
     CHECK(tokens(R"({"context": "<s>x", "continuation": "A"})") == text({BOS}, "x A"));  // not twice
+    tokenizer.bos = end;
+    CHECK(tokens(R"({"context": "<s>x", "continuation": "A"})") == text({BOS, BOS}, "x A"));  // it is not bos
 }
 
 TEST_CASE("acc_mean compares the part in which choices differ, and HellaSwag's whole endings") {

@@ -167,6 +167,7 @@ TEST_CASE("added tokens stand for themselves in a prompt, the longest first, and
                                                    {R, "<r>", true, false, true},
                                                    {N, "new", false, false, false, true},
                                                    {W, "\t\t", true, true, true}});
+    index_added(tokenizer);
     const auto with_text = [&](std::vector<std::variant<int, const char*>> parts) {
         std::vector<int> tokens;
         for (const auto& part : parts)
@@ -192,12 +193,39 @@ TEST_CASE("added tokens stand for themselves in a prompt, the longest first, and
     std::vector<int> whole = encode(tokenizer, "<a>");
     tokenizer.added.push_back({W + 1, "<a", false});
     tokenizer.tokens.push_back("<a");
+    index_added(tokenizer);
     whole.push_back(W + 1);
     CHECK(encode(tokenizer, "<a><a") == whole);  // as a whole
     tokenizer.rows = N;
     CHECK(refusal([&] { encode(tokenizer, "a new"); }) ==
           format("65 the text has \"new\", token %d, but the model has only %d; train with --vocab-size %d", N, N,
                  N + 3));
+}
+
+TEST_CASE("of many added tokens that begin alike the longest is taken") {
+    for (uint64_t seed = 0; seed < 300; seed++) {
+        const auto word = [&](uint64_t i, uint64_t length) {
+            std::string out;
+            for (uint64_t k = 0; k < length; k++) out += "abc"[Philox{seed, i}(k)[0] % 3];
+            return out;
+        };
+        Tokenizer tokenizer = small_tokenizer();
+        std::map<std::string, int> ids;
+        for (uint64_t i = 0; i < 30; i++) ids.emplace(word(i, 2 + i % 5), tokenizer.vocab_size() + int(ids.size()));
+        for (const auto& [content, id] : ids) tokenizer.added.push_back({id, content, false});
+        index_added(tokenizer);
+        std::string text = word(99, 60);
+        std::vector<int> want;
+        for (size_t at = 0, plain = 0; at <= text.size();) {
+            size_t length = 6;
+            while (length > 0 && !ids.contains(text.substr(at, length))) length--;
+            if (length > 0 || at == text.size())
+                for (const int id : encode(small_tokenizer(), text.substr(plain, at - plain))) want.push_back(id);
+            if (length > 0) want.push_back(ids.at(text.substr(at, length))), plain = at + length;
+            at += std::max<size_t>(1, length);
+        }
+        REQUIRE(encode(tokenizer, text) == want);
+    }
 }
 
 TEST_CASE("text split at the tokenizer's last_safe_cut has the tokens of the whole, wherever added tokens are") {
@@ -209,6 +237,7 @@ TEST_CASE("text split at the tokenizer's last_safe_cut has the tokens of the who
             {tokenizer.vocab_size(), content, i % 3 == 0, content == "<l>", content.ends_with("r>"), i % 2 == 0});
         tokenizer.tokens.push_back(content);
     }
+    index_added(tokenizer);
     const Strings parts = {"New York", " City", "York", "New", " ", "  ", "\n", "x",
                            "<r>",      "<l>",   "<nr>", "a b", "b", "c",  "é"};
     int cuts = 0;

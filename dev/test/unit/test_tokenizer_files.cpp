@@ -204,6 +204,20 @@ TEST_CASE("added_tokens.json of older directories adds its tokens") {
         CHECK(encode(with_roles, "a<b>b <a>a<", true) == std::vector<int>{64, 259, 65, 258, 260});
         save_tokenizer(with_roles, folder.path);
     }
+    // As in transformers 4.57 and 5.24 a role has no settings if another one names its token as a text.
+    const std::string mask = R"({"mask_token": {"content": "<a>", "lstrip": true}, "additional_special_tokens": [)";
+    for (const auto& [more, tokens] : {std::pair("", std::vector<int>{64, 258}), {"\"<a>\"", {64, 220, 258}}}) {
+        std::filesystem::remove(folder / "tokenizer.json");
+        write_bytes(folder / "special_tokens_map.json", mask + more + "]}");
+        CHECK(encode(load_tokenizer(folder.path), "a <a>", true) == tokens);
+    }
+    for (const auto& [config, message] :
+         {std::pair(R"({"split_special_tokens": true})", "split_special_tokens is true; only false"),
+          {R"({"tokenizer_class": "RobertaTokenizer"})",
+           "tokenizer_class is RobertaTokenizer, which may split text"}}) {
+        write_bytes(folder / "tokenizer_config.json", config);
+        CHECK(contains(refusal([&] { load_tokenizer(folder.path); }), message));
+    }
 }
 
 // Changes of small_json(), and what is said of the file then.
