@@ -1,7 +1,6 @@
 // tokenizer_files.cpp: reads and writes a tokenizer's files. It reads files with Hugging Face's names and with
 // OpenAI's. Files that transformers wrote are kept as texts: each of its versions has settings that the others lack.
 #include <algorithm>
-#include <array>
 #include <sstream>
 
 #include "base/common.h"
@@ -156,14 +155,10 @@ static std::string role(const TokenizerParser& p, const std::string& name) {
 static void read_roles(TokenizerParser& p) {
     const bool has_settings = p.files.contains("tokenizer.json") || p.config.contains("added_tokens_decoder");
     std::vector<Json> tokens;
-    bool names_end = false;  // as a text, by default
     for (const char* name : {"bos", "eos", "unk", "sep", "pad", "cls", "mask"})
         tokens.push_back(p.roles[name + "_token"s]);
     for (const char* name : {"bos_token", "eos_token", "unk_token"})
-        names_end |= !p.roles.contains(name) && role(p, name) == END_OF_TEXT;
-    const auto is_text = [&](const std::string& content) {
-        return std::ranges::count(tokens, Json(content)) > 0 || (names_end && content == END_OF_TEXT);
-    };
+        if (!p.roles.contains(name)) tokens.push_back(role(p, name));
     for (const char* list : {"additional_special_tokens", "extra_special_tokens"}) {
         std::ranges::copy(p.roles[list].items, std::back_inserter(tokens));
         for (const auto& [name, token] : p.roles[list].members) tokens.push_back(token);  // they may have names
@@ -174,7 +169,7 @@ static void read_roles(TokenizerParser& p) {
         if (content.empty() || (id < 0 && content == END_OF_TEXT)) continue;
         if (id < 0) id = int(p.ids.size());
         if (!is_added(p.tokenizer, id) || !(has_settings || added_token(p.tokenizer, id).special))
-            add_token(p, is_text(content) ? Json(content) : token, id);
+            add_token(p, std::ranges::count(tokens, Json(content)) > 0 ? Json(content) : token, id);
         added_token(p.tokenizer, id).special = true;
     }
 }
@@ -396,14 +391,10 @@ Tokenizer parse_tokenizer(TokenizerFiles files, const std::string& where) {
     if (!one_file)
         require_value(p, config, "add_eos_token", false, " beside vocab.json");  // else transformers ignores it
     const std::string type = content_of(config["tokenizer_class"]);
-    const auto begins_type = [&](const char* name) { return type.starts_with(name); };
-    if (!one_file && !type.empty() &&
-        std::ranges::none_of(
-            std::array{"GPT2Tokenizer", "CodeGenTokenizer", "PreTrainedTokenizer", "TokenizersBackend"}, begins_type))
-        refuse(
-            p,
-            "tokenizer_class is " + printable(type) +
-                ", which may split text otherwise than GPT-2; save it with transformers, which writes tokenizer.json");
+    bool is_usual = one_file || type.empty();
+    for (const char* usual : {"GPT2Tokenizer", "CodeGenTokenizer", "PreTrainedTokenizer", "TokenizersBackend"})
+        is_usual |= type.starts_with(usual);
+    if (!is_usual) refuse(p, "tokenizer_class is " + printable(type) + ", which may give other tokens than GPT-2's");
     const Json file = one_file ? read_one_file(p) : read_two_files(p);
     p.ids = read_vocab(p, file["model"]["vocab"]);
     for (const Json& token : file["added_tokens"].items) add_token(p, token, token["id"]);
