@@ -194,6 +194,17 @@ fetch_gpt2_tokenizer() {
     fetch "$hub/merges.txt" "$1/merges.txt" 456318 1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5
 }
 
+# path_of FILE|DIR: prints its full path. The name says what is in a file; it is that of a link if the file's own has
+# no ending, as in the cache of huggingface.co.
+path_of() {
+    local path
+    path=$(realpath -m -- "$1")
+    if [ ! -d "$path" ] && [[ ${path##*/} != *.* && ${1##*/} == *.* ]]; then
+        path=$(realpath -m -- "$(dirname -- "$1")")/${1##*/}
+    fi
+    echo "$path"
+}
+
 # name_of FILE|DIR: prints the name of a text's folder in data/: "a_book" for "a book.txt.gz".
 name_of() {
     local name

@@ -15,7 +15,7 @@ parse_arguments 1000000 "out vocab tokenizer text-key skip-bad-lines!" "$@"
 [ ${#operands[@]} -gt 0 ] || bad_usage "name a file or folder of text"
 inputs=()
 for input in "${operands[@]}"; do
-    path=$(cd "$caller" && realpath -m -- "$input")
+    path=$(cd "$caller" && path_of "$input")
     # Can be read once, or has no size, as a file in /proc.
     if [ "$input" = - ] || [ -p "$input" ] || [ -p "$path" ] || { [ -f "$path" ] && [ ! -s "$path" ]; }; then
         trap 'rm -rf "$copies"' EXIT

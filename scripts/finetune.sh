@@ -7,6 +7,8 @@
 # writes before and after, for the prompt TEXT if one is given. OPTIONS are those of train_gpt2. Run again, it continues
 # where it stopped.
 set -euo pipefail
+# shellcheck source=data/functions.sh
+source "$(dirname "$0")/../data/functions.sh"
 
 again="$0 ${*@Q}"
 refuse() {
@@ -24,7 +26,7 @@ while [ $# -gt 0 ] && [ "$1" != -- ]; do
             shift ;;
         -*) refuse 2 "unknown option $1; see --help. Options of train_gpt2 follow after --" ;;
         *) [ -f "$1" ] || [ -d "$1" ] || refuse 66 "$1: there is no such file or folder (of a pipe make a file first)"
-           inputs+=("$(realpath -- "$1")") ;;
+           inputs+=("$(path_of "$1")") ;;
     esac
     shift
 done
@@ -36,9 +38,6 @@ gpt2-medium, gpt2-large and gpt2-xl" ;;
 esac
 weights=${weights:-$(realpath -- "$init")}
 cd "$(dirname "$0")/.."
-
-# shellcheck source=data/functions.sh
-source data/functions.sh
 
 stopped() {
     echo "stopped; to go on from here: $again"

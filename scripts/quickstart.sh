@@ -5,6 +5,8 @@
 # novels from the package mirror), trains a small GPT-2 for about four minutes, and shows a sample and the loss curve.
 # Run again, it continues where it stopped. TRAIN_SECONDS=1200 trains longer.
 set -euo pipefail
+# shellcheck source=data/functions.sh
+source "$(dirname "$0")/../data/functions.sh"
 
 again="${TRAIN_SECONDS:+TRAIN_SECONDS=$TRAIN_SECONDS }$0 ${*@Q}"
 inputs=()
@@ -15,14 +17,11 @@ for input in "$@"; do
     esac
     [ -f "$input" ] || [ -d "$input" ] ||
         { echo "quickstart.sh: $input: there is no such file or folder (of a pipe make a file first)" >&2; exit 66; }
-    inputs+=("$(realpath "$input")")
+    inputs+=("$(path_of "$input")")
 done
 cd "$(dirname "$0")/.."
 seconds=${TRAIN_SECONDS:-240}
 [[ $seconds =~ ^[1-9][0-9]{0,6}$ ]] || { echo "quickstart.sh: TRAIN_SECONDS=$seconds is no whole number" >&2; exit 2; }
-
-# shellcheck source=data/functions.sh
-source data/functions.sh
 
 stopped() {
     echo "stopped; to go on from here: $again"

@@ -128,6 +128,14 @@ def test_text_sh_keeps_the_endings_of_a_named_pipe(name, content, tree, tmp_path
     assert (tree / "data/text/train_000001.bin").read_bytes() == (tmp_path / "plain/train_000001.bin").read_bytes()
 
 
+def test_text_sh_keeps_the_ending_of_a_link_to_a_file_without_one(tree, tmp_path):
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs/0f3e").write_text("text\n" + '"a row, of words"\n' * 1000)
+    (tmp_path / "d.csv").symlink_to("blobs/0f3e")
+    said = run(tree / "data/text.sh", "d.csv --vocab 262 --out", tmp_path / "shards", cwd=tmp_path).out
+    assert "1,000 documents" in said
+
+
 def test_text_sh_passes_the_key_of_the_text_and_skips_bad_lines(tree, tmp_path, data):
     rows = [json.dumps({"data": f"{line} {i}"}) for i in range(20) for line in README.splitlines()]
     (tmp_path / "k.jsonl").write_text("\n".join(rows + ["{}"]))

@@ -49,8 +49,10 @@ def test_a_folder_of_text_lowers_the_loss_of_the_weights_and_the_commands_that_c
 
 
 def test_the_loss_of_a_text_of_a_few_pages_is_evaluated_with_its_short_windows(finetune):
-    (finetune.tree.parent / "few.md").write_bytes((ROOT / "README.md").read_bytes()[:5000])
+    (finetune.tree.parent / "blob").write_bytes((ROOT / "README.md").read_bytes()[:5000])
+    (finetune.tree.parent / "few.md").symlink_to("blob")
     said = finetune("--init tree/tiny -- --steps 2", text="few.md")
+    assert (finetune.tree / "data/finetune_few/made_of").read_text().startswith(f"{finetune.tree.parent}/few.md\n")
     run(re.search("^  (./train_gpt2 eval .*)", said.out, re.MULTILINE)[1], cwd=finetune.tree)
 
 

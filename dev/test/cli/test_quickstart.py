@@ -83,6 +83,13 @@ def test_the_speed_is_the_one_that_plan_measures(quickstart):
     assert said.code == 0 and re.search("^[0-9]+ tokens/s: [0-9]+ steps of 2048 tokens in 1 s$", said.out, re.M), said
 
 
+def test_a_link_to_a_file_without_an_ending_keeps_its_name(quickstart):
+    (quickstart.tree / "blob").write_text("a text\n" * 200)
+    (quickstart.tree / "d.csv").symlink_to("blob")
+    quickstart("3,584", by=lambda script, **keywords: execute(script, "d.csv", **keywords))
+    assert quickstart.lines("tokenized")[0].startswith(f"tokenize {quickstart.tree}/d.csv ")
+
+
 @pytest.mark.parametrize("moment", ["PLAN", "TRAIN"])
 def test_ctrl_c_says_how_to_go_on(moment, quickstart, start):
     work = {moment: "trap 'exit 75' INT; echo >here; sleep 60 & wait"}
