@@ -129,7 +129,7 @@ def pytest_unconfigure(config):
     skips = []
     for outcome in ("passed", "failed", "error", "skipped"):
         for report in reporter.stats.get(outcome, []):
-            properties = dict(report.user_properties)
+            properties = dict(getattr(report, "user_properties", ()))  # a module that fails as a whole has none
             cases = properties.get("cases", {"passed": outcome == "passed", "failed": outcome in ("failed", "error")})
             if outcome == "skipped":
                 skips.append(f"{report.nodeid}: {report.longrepr[2].removeprefix('Skipped: ')}")
