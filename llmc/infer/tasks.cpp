@@ -113,7 +113,7 @@ static TaskRow read_row(const Json& row, Encoder& encoder, const std::string& wh
     const auto contexts = texts_of(row, shape->contexts, shape->list, where),
                continuations = texts_of(row, shape->continuations, shape->list, where);
     check(contexts.size() == 1 || continuations.size() == 1, where, "has lists of contexts and of continuations");
-    const Json delimiter = row.contains("delimiter") ? row["delimiter"] : " ", &gold = row[shape->gold];
+    const Json &given = row["delimiter"], delimiter = given.type == Json::null ? " " : given, &gold = row[shape->gold];
     check(delimiter.type == Json::string, where, "\"delimiter\" must be a text");
     TaskRow out;
     for (size_t i = 0; i < std::max(contexts.size(), continuations.size()); i++) {

@@ -211,7 +211,7 @@ static TextFile locate(const std::string& path, int64_t max_bytes) {
         file.source = "/proc/self/fd/" + std::to_string(fileno(file.copy.get()));
     }
     file.size = InputFile(file.source).size;
-    if (file.size == 0 && suffix_of(path, PACKED))
+    if (file.size == 0 && (suffix_of(path, PACKED) || suffix_of(path, {".parquet"})))
         fail(EXIT_BAD_DATA, "%s: is empty, and its name says that it is packed; get it again", path.c_str());
     return file;
 }

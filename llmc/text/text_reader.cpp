@@ -243,8 +243,10 @@ static bool read_row(std::string& text, Chunk& chunk, const Document& document, 
     if (!rules.skip_bad_lines)
         fail(error.exit_code, "%s%s", error.what(), rules.may_skip ? "; --skip-bad-lines skips such lines" : "");
     if (chunk.bad_rows++ == 0) chunk.first_bad = error.what();
-    const std::string_view row = text_of(chunk, document);
-    chunk.bad_lines += 1 + std::ranges::count(row.substr(0, row.find_last_not_of(BLANK)), '\n');
+    const std::string row(text_of(chunk, document)), key = '"' + rules.text_key + '"';
+    int64_t keys = 0, lines = 1 + std::ranges::count(row.substr(0, row.find_last_not_of(BLANK)), '\n');
+    for (size_t at = row.find(key); at != row.npos; at = row.find(key, at + 1)) keys++;  // of rows in one line
+    chunk.bad_lines += std::max(lines, keys);
     return false;
 }
 

@@ -176,10 +176,10 @@ static void encode_plain(Encoder& encoder, std::string_view text, std::vector<in
 
 // ---- added tokens
 
-void index_added(Tokenizer& tokenizer) {
-    tokenizer.added_by_text.resize(tokenizer.added.size());
-    std::iota(tokenizer.added_by_text.begin(), tokenizer.added_by_text.end(), 0);
-    std::ranges::sort(tokenizer.added_by_text, {}, [&](int i) { return tokenizer.added[size_t(i)].content; });
+void Tokenizer::index_added() {
+    added_by_text.resize(added.size());
+    std::iota(added_by_text.begin(), added_by_text.end(), 0);
+    std::ranges::sort(added_by_text, {}, [&](int i) { return added[size_t(i)].content; });
 }
 
 // Returns the longest of the wanted tokens that the text begins with; null: none. Of the contents up to the text in

@@ -53,7 +53,7 @@ struct Tokenizer {
     std::vector<std::string> tokens;  // bytes of each id
     std::vector<Merge> merges;        // merges in the order of their ranks
     std::vector<AddedToken> added;    // added tokens in the order of ids, end_of_text included
-    std::vector<int> added_by_text;   // places in `added`, in the order of the contents: index_added() sets it
+    std::vector<int> added_by_text;   // places in `added`, in the order of the contents
     int end_of_text = 0;              // separates documents
     int bos = -1, pad = -1;           // -1: none
     int eos = -1;                     // ends a text by tokenizer_config.json; -1: none
@@ -65,9 +65,8 @@ struct Tokenizer {
     PairRanks ranks;
 
     int vocab_size() const { return int(tokens.size()); }
+    void index_added();  // after changes of `added`
 };
-
-void index_added(Tokenizer& tokenizer);
 
 // Loads tokenizer.json; or a pair of vocab.json (encoder.json) and merges.txt (vocab.bpe), either of which may be
 // named; or a directory that holds one of these; with what transformers reads beside them. Refuses a tokenizer that is

@@ -8,8 +8,6 @@
 #include "base/json.h"
 #include "text/tokenizer.h"
 
-using namespace std::string_literals;
-
 // GPT-2 writes bytes as characters: 33-126, 161-172 and 174-255 as themselves, the other 68 as U+0100, U+0101, ...
 // Ids 0-255 are the bytes in the order of these characters.
 struct ByteAlphabet {
@@ -149,16 +147,17 @@ static std::string role(const TokenizerParser& p, const std::string& name) {
     return p.roles.contains(name) || !by_default ? content_of(p.roles[name]) : END_OF_TEXT;
 }
 
-// Makes the tokens of the roles special. As transformers does, it adds those that the vocabulary lacks, at its end; but
-// not <|endoftext|>, which is there by default only. The settings of a role are those of a token of added_tokens.json;
-// it has none if another role names it as a text.
+// Makes the tokens of the roles special. As transformers does, it adds those that the vocabulary lacks, at its end, but
+// not <|endoftext|> by default. The settings of a role are those of a token of added_tokens.json; it has none if
+// another role names it as a text.
 static void read_roles(TokenizerParser& p) {
     const bool has_settings = p.files.contains("tokenizer.json") || p.config.contains("added_tokens_decoder");
     std::vector<Json> tokens;
     for (const char* name : {"bos", "eos", "unk", "sep", "pad", "cls", "mask"})
-        tokens.push_back(p.roles[name + "_token"s]);
+        tokens.push_back(p.roles[std::string(name) + "_token"]);
+    bool by_default = false;  // whether a role is <|endoftext|> without being named
     for (const char* name : {"bos_token", "eos_token", "unk_token"})
-        if (!p.roles.contains(name)) tokens.push_back(role(p, name));
+        by_default |= !p.roles.contains(name) && role(p, name) == END_OF_TEXT;
     for (const char* list : {"additional_special_tokens", "extra_special_tokens"}) {
         std::ranges::copy(p.roles[list].items, std::back_inserter(tokens));
         for (const auto& [name, token] : p.roles[list].members) tokens.push_back(token);  // they may have names
@@ -166,10 +165,11 @@ static void read_roles(TokenizerParser& p) {
     for (const Json& token : tokens) {
         const std::string content = content_of(token);
         int id = find_id(p, content);
-        if (content.empty() || (id < 0 && content == END_OF_TEXT)) continue;
+        if (content.empty()) continue;
         if (id < 0) id = int(p.ids.size());
+        const bool is_text = std::ranges::count(tokens, Json(content)) > 0 || (by_default && content == END_OF_TEXT);
         if (!is_added(p.tokenizer, id) || !(has_settings || added_token(p.tokenizer, id).special))
-            add_token(p, std::ranges::count(tokens, Json(content)) > 0 ? Json(content) : token, id);
+            add_token(p, is_text ? Json(content) : token, id);
         added_token(p.tokenizer, id).special = true;
     }
 }
@@ -391,10 +391,10 @@ Tokenizer parse_tokenizer(TokenizerFiles files, const std::string& where) {
     if (!one_file)
         require_value(p, config, "add_eos_token", false, " beside vocab.json");  // else transformers ignores it
     const std::string type = content_of(config["tokenizer_class"]);
-    bool is_usual = one_file || type.empty();
-    for (const char* usual : {"GPT2Tokenizer", "CodeGenTokenizer", "PreTrainedTokenizer", "TokenizersBackend"})
-        is_usual |= type.starts_with(usual);
-    if (!is_usual) refuse(p, "tokenizer_class is " + printable(type) + ", which may give other tokens than GPT-2's");
+    const bool is_usual = type.empty() || type.starts_with("GPT2Tokenizer") || type.starts_with("CodeGenTokenizer") ||
+                          type.starts_with("PreTrainedTokenizer") || type == "TokenizersBackend";
+    if (!one_file && !is_usual)
+        refuse(p, "tokenizer_class is " + printable(type) + ", which may give other tokens than GPT-2's");
     const Json file = one_file ? read_one_file(p) : read_two_files(p);
     p.ids = read_vocab(p, file["model"]["vocab"]);
     for (const Json& token : file["added_tokens"].items) add_token(p, token, token["id"]);
@@ -408,7 +408,7 @@ Tokenizer parse_tokenizer(TokenizerFiles files, const std::string& where) {
     tokenizer.prefix = prefix_of(p, file["post_processor"]);
     if (!one_file && config["add_bos_token"] == true && tokenizer.bos >= 0) tokenizer.prefix = {tokenizer.bos};
     tokenizer.chat_template = chat_template_of(p);
-    index_added(tokenizer);
+    tokenizer.index_added();
     files.erase("config.json");
     if (files.contains("tokenizer_config.json")) complete_config(p, files["tokenizer_config.json"], end_is_named);
     tokenizer.files = std::move(files);
@@ -549,7 +549,7 @@ Tokenizer tokenizer_from_merges(const std::vector<std::pair<int, int>>& merges) 
             {left, right, add(tokenizer.tokens[size_t(left)] + tokenizer.tokens[size_t(right)])});
     tokenizer.end_of_text = tokenizer.bos = tokenizer.vocab_size();
     tokenizer.added = {{tokenizer.end_of_text, END_OF_TEXT}};
-    index_added(tokenizer);
+    tokenizer.index_added();
     tokenizer.tokens.push_back(END_OF_TEXT);
     tokenizer.ranks.build(tokenizer.merges);
     return tokenizer;

@@ -65,6 +65,8 @@ TEST_CASE("white space, words and what has no tokens of its own are counted as i
         const Sequence only_bos = sequence(row.dump().c_str());
         CHECK((only_bos.tokens == Tokens{end, end} && only_bos.scored == 2 && only_bos.compared == 2));
     }
+    const char* const null = R"({"context": "t", "continuation": "he", "delimiter": null})";  // of Parquet
+    CHECK(sequence(null).tokens == sequence(R"({"context": "t", "continuation": "he"})").tokens);
     const Sequence merged = sequence(R"({"context": "t", "continuation": "he", "delimiter": ""})");
     CHECK(merged.tokens.size() == 2);  // one token after <|endoftext|>
     CHECK(merged.scored == 1);
@@ -81,7 +83,7 @@ TEST_CASE("added tokens of a row stand for themselves, after the tokenizer's pre
         tokenizer.added.push_back({tokenizer.vocab_size(), content});
         tokenizer.tokens.push_back(content);
     }
-    index_added(tokenizer);
+    tokenizer.index_added();
     const auto tokens = [&](const std::string& row, bool prepend_eot = false) {
         const TemporaryDirectory dir;
         write_bytes(dir / "t", row);

@@ -66,6 +66,7 @@ TEST_CASE("inputs that are empty or not text are refused, and JSONL that is brok
         {"a.parquet", "x", "a.parquet: is no Parquet file; get it again"},
         {"a.Parquet.gz", "x", "a.Parquet.gz: is no Parquet file; get it again"},
         {"a.txt.gz", "", "is empty, and its name says that it is packed"},
+        {"a.parquet", "", "is empty, and its name says that it is packed"},
         {"a.txt", "\xff\xfe.", "is UTF-16, not text; convert it with iconv"},
         {"a.txt", std::string("\xff\xfe\0\0.\0\0\0", 8), "is UTF-32, not text; convert it with iconv -f UTF-32"},
         {"a.txt", std::string("\0\0\xfe\xff\0\0\0.", 8), "is UTF-32, not text; convert it with iconv -f UTF-32"},
@@ -198,12 +199,15 @@ TEST_CASE("--skip-bad-lines goes on behind a broken row, or counts all lines tha
         {"a.json", pretty, jsonl("the"), "oops, \n", ""},
         {"a.json", pretty, pretty, "{\"n\": {\n", "298 bad lines in 202 documents"},
         {"a.json", rs + jsonl("the"), rs + jsonl("the"), rs + "{\"text\": \"cut\", \"n\": 1\n", ""},
+        {"a.json", "[{\"text\": \"the\"}\n", ", {\"text\": \"the\"}",
+         ", {\"text\": \"cut}, {\"text\": \"the\"}, {\"text\": \"the\"}, {\"text\": \"}\"}", "5 bad lines"},
         {"a.csv", "text,id\n", "the,1\n", "\"the,1\n", "100 bad lines in 300 documents"},
         {"a.csv", "text,id\n", "the,1\n", "\"the,1\n\"the\",1\nthe,1\n", ""},
     };
     for (const auto& c : cases) {
         std::string bytes = c.first;
         for (int i = 0; i < 300; i++) bytes += i == 200 ? c.broken : c.row;
+        if (bytes[0] == '[') bytes += "]";
         TokenizeRun run(Files{{c.name, bytes}});
         run.options.inputs = {run.folder / ("in/" + std::string(c.name))};
         run.options.skip_bad_lines = true;

@@ -167,7 +167,7 @@ TEST_CASE("added tokens stand for themselves in a prompt, the longest first, and
                                                    {R, "<r>", true, false, true},
                                                    {N, "new", false, false, false, true},
                                                    {W, "\t\t", true, true, true}});
-    index_added(tokenizer);
+    tokenizer.index_added();
     const auto with_text = [&](std::vector<std::variant<int, const char*>> parts) {
         std::vector<int> tokens;
         for (const auto& part : parts)
@@ -193,7 +193,7 @@ TEST_CASE("added tokens stand for themselves in a prompt, the longest first, and
     std::vector<int> whole = encode(tokenizer, "<a>");
     tokenizer.added.push_back({W + 1, "<a", false});
     tokenizer.tokens.push_back("<a");
-    index_added(tokenizer);
+    tokenizer.index_added();
     whole.push_back(W + 1);
     CHECK(encode(tokenizer, "<a><a") == whole);  // as a whole
     tokenizer.rows = N;
@@ -213,7 +213,7 @@ TEST_CASE("of many added tokens that begin alike the longest is taken") {
         std::map<std::string, int> ids;
         for (uint64_t i = 0; i < 30; i++) ids.emplace(word(i, 2 + i % 5), tokenizer.vocab_size() + int(ids.size()));
         for (const auto& [content, id] : ids) tokenizer.added.push_back({id, content, false});
-        index_added(tokenizer);
+        tokenizer.index_added();
         std::string text = word(99, 60);
         std::vector<int> want;
         for (size_t at = 0, plain = 0; at <= text.size();) {
@@ -237,7 +237,7 @@ TEST_CASE("text split at the tokenizer's last_safe_cut has the tokens of the who
             {tokenizer.vocab_size(), content, i % 3 == 0, content == "<l>", content.ends_with("r>"), i % 2 == 0});
         tokenizer.tokens.push_back(content);
     }
-    index_added(tokenizer);
+    tokenizer.index_added();
     const Strings parts = {"New York", " City", "York", "New", " ", "  ", "\n", "x",
                            "<r>",      "<l>",   "<nr>", "a b", "b", "c",  "é"};
     int cuts = 0;

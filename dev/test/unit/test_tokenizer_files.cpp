@@ -174,6 +174,7 @@ TEST_CASE("documents end with the token that the files name, where there is no <
     };
     CHECK(end("<end>", "tokenizer_config.json", R"({"eos_token": {"content": "<end>"}})") == 257);
     CHECK(end("<end>", "tokenizer_config.json", R"({"eos_token": "<end>"})") == 257);
+    CHECK(end("<end>", "tokenizer_config.json", R"({"pad_token": "<|endoftext|>"})") == 258);  // added
     CHECK(end("<end>", "config.json", R"({"eos_token_id": 257})") == 257);
     CHECK(end("<end>", "config.json", R"({"eos_token_id": [50256, 3, 256, 257]})") == 257);  // the others are text
     CHECK(end("</s>", "config.json", R"({"eos_token_id": 50256})") == 257);
