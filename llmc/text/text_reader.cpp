@@ -244,9 +244,9 @@ static bool read_row(std::string& text, Chunk& chunk, const Document& document, 
         fail(error.exit_code, "%s%s", error.what(), rules.may_skip ? "; --skip-bad-lines skips such lines" : "");
     if (chunk.bad_rows++ == 0) chunk.first_bad = error.what();
     const std::string row(text_of(chunk, document)), key = '"' + rules.text_key + '"';
-    int64_t keys = 0, lines = 1 + std::ranges::count(row.substr(0, row.find_last_not_of(BLANK)), '\n');
-    for (size_t at = row.find(key); at != row.npos; at = row.find(key, at + 1)) keys++;  // of rows in one line
-    chunk.bad_lines += std::max(lines, keys);
+    int64_t rows = 0, lines = 1 + std::ranges::count(row.substr(0, row.find_last_not_of(BLANK)), '\n');
+    for (size_t at = 0; chunk.file->format == Format::json && (at = row.find(key, at)) != row.npos; at++) rows++;
+    chunk.bad_lines += std::max(lines, rows);
     return false;
 }
 

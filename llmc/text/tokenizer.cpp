@@ -182,8 +182,8 @@ void Tokenizer::index_added() {
     std::ranges::sort(added_by_text, {}, [&](int i) { return added[size_t(i)].content; });
 }
 
-// Returns the longest of the wanted tokens that the text begins with; null: none. Of the contents up to the text in
-// their order, the last one has in common with the text what a shorter one can begin with.
+// Returns the longest of the wanted tokens that the text begins with; null: none. Shorter ones are in what the text has
+// in common with the last content before it in their order.
 static const AddedToken* added_token_at(const Tokenizer& tokenizer, std::string_view text, const auto& wanted) {
     const std::vector<int>& order = tokenizer.added_by_text;
     const auto content = [&](int i) { return std::string_view(tokenizer.added[size_t(i)].content); };

@@ -148,8 +148,8 @@ static std::string role(const TokenizerParser& p, const std::string& name) {
 }
 
 // Makes the tokens of the roles special. As transformers does, it adds those that the vocabulary lacks, at its end, but
-// not <|endoftext|> by default. The settings of a role are those of a token of added_tokens.json; it has none if
-// another role names it as a text.
+// not <|endoftext|> by default. A token of added_tokens.json has the settings of its role, if no other role names it as
+// a text.
 static void read_roles(TokenizerParser& p) {
     const bool has_settings = p.files.contains("tokenizer.json") || p.config.contains("added_tokens_decoder");
     std::vector<Json> tokens;
