@@ -48,8 +48,8 @@ struct Progress {
 struct Batches {
     CorpusReader reader;
     int threads;
-    int64_t bad_rows = 0, bad_lines = 0;  // that were skipped: a broken row may have many lines
-    std::string first_bad = {};           // the error of the first of them
+    int64_t bad_rows = 0, bad_lines = 0;  // skipped rows, and their lines: a broken row may have many
+    std::string first_bad = {};           // the error of the first skipped row
 
     // Calls work(chunk, slot, thread) for each chunk of a batch, then finish(slots), until the input ends. If several
     // chunks fail, the error of the first failed chunk is thrown, so that the error does not depend on the threads.

@@ -122,7 +122,7 @@ INLINE uintv load_bytes(const uint8_t* p) {
     return __builtin_convertvector(x, uintv);
 #endif
 }
-// The lanes of four vectors as bytes, in order. What a Byte, int8_t or uint8_t, cannot hold becomes the nearest value.
+// The lanes of four vectors as bytes, in order. Byte is int8_t or uint8_t; values outside of its range become its end.
 template <class Byte, int... L>
 INLINE bytesv to_bytes(const intv (&x)[4], std::integer_sequence<int, L...>) {
     constexpr bool is_signed = Byte(-1) < 0;
@@ -140,7 +140,7 @@ INLINE bytesv to_bytes(const intv (&x)[4], std::integer_sequence<int, L...>) {
     const auto high = _mm_packs_epi32((__m128i)x[2], (__m128i)x[3]);
     const auto packed = (intv)(is_signed ? _mm_packs_epi16(low, high) : _mm_packus_epi16(low, high));
 #endif
-    // Each 128 bits of it have 4 lanes of every vector.
+    // Each part of 128 bits has 4 lanes of every vector.
     return (bytesv)__builtin_shufflevector(packed, packed, (L % (VL / 4) * 4 + L / (VL / 4))...);
 #else
     constexpr int least = is_signed ? -128 : 0, most = least + 255;

@@ -215,7 +215,7 @@ void head_targets(float* target_logits, const HeadInput<floatX>& head, Stream) {
 
 // ---- gradient norm and AdamW
 
-// Fetches what a loop reads after 2 KiB more; the hardware's prefetcher alone reaches half of the memory's bandwidth.
+// Fetches memory 2 KiB ahead of a loop: the hardware's prefetcher alone reaches half of the memory's bandwidth.
 INLINE void prefetch_ahead(const float* x, int64_t count) {
     for (int64_t line = 0; line < count; line += 16) __builtin_prefetch(x + 512 + line);
 }
@@ -318,7 +318,7 @@ INLINE void store_codes(const Moment& moment, const floatv (&x)[BLOCK_VECTORS], 
         }
         bytesv bytes;
         if constexpr (is_first)
-            bytes = to_bytes<int8_t>(code) | (to_bytes<int8_t>(bits) & 0x80);  // bits of a negative number become -128
+            bytes = to_bytes<int8_t>(code) | (to_bytes<int8_t>(bits) & 0x80);  // a negative float's bits give -128
         else
             bytes = max(to_bytes<uint8_t>(code), to_bytes<uint8_t>(bits) > 0 ? bytesv{} + 1 : bytesv{});
         __builtin_memcpy(static_cast<uint8_t*>(moment.data) + j * VL, &bytes, sizeof bytes);

@@ -264,7 +264,7 @@ static Format json_format(std::string_view start, bool named) {
                  next_line = start.find_first_not_of(BLANK, line);
     const char last = start[start.find_last_not_of(BLANK, line)];
     if (end <= line) return strchr("{[,:", last) ? Format::json : Format::json_lines;
-    // The object goes on in the next line, unless it is a line that was cut off, or one of more than a MiB.
+    // The object goes on in the next line, unless this line was cut off, or is longer than a MiB.
     const bool is_cut = next_line == start.npos || (start[next_line] == '{' && last != '[');
     return end == start.npos && is_cut ? Format::json_lines : Format::json;
 }

@@ -12,7 +12,7 @@ static constexpr int64_t CHUNK_BYTES = 64 << 10;
 static constexpr int64_t LONG_DOCUMENT = 64 << 10;  // bytes; the end of longer documents is held out
 static constexpr int64_t CUT_WINDOW = 64 << 10;     // bytes in which the start of a line is searched
 static constexpr int64_t LONGEST_ROW = 1 << 30;     // bytes
-static constexpr char BAD_ROW = '?';                // for CorpusReader::last: a row of an array, perhaps with brackets
+static constexpr char BAD_ROW = '?';                // CorpusReader::last after an element that is no object
 
 static bool is_one_document(const TextFile& file, const CorpusRules& rules) {
     return file.format == Format::text && rules.split == SplitAt::none;
@@ -55,7 +55,7 @@ static size_t section_end(std::string_view text, size_t from) {
 static std::pair<size_t, size_t> next_border(std::string_view text, size_t from, Format format, SplitAt split,
                                              bool in_array) {
     const auto at = [](size_t end) { return std::pair(end, end); };
-    if (format == Format::json && text.substr(from).starts_with('{')) {  // a broken one ends at the next of a sequence
+    if (format == Format::json && text.substr(from).starts_with('{')) {  // a broken object ends at the next separator
         const size_t end = json_object_end(text, from);
         return at(std::min(end, text.substr(0, end).find('\x1e', from)));
     }

@@ -55,7 +55,7 @@ struct Chunk {
     std::vector<Document> documents = {};
     // Set by for_each_document:
     int64_t bad_rows = 0, bad_lines = 0;  // objects and records that it skipped, and their lines
-    std::string first_bad = {};           // the error of the first of them
+    std::string first_bad = {};           // the error of the first skipped row
 };
 
 struct CorpusReader {

@@ -182,8 +182,8 @@ void Tokenizer::index_added() {
     std::ranges::sort(added_by_text, {}, [&](int i) { return added[size_t(i)].content; });
 }
 
-// Returns the longest of the wanted tokens that the text begins with; null: none. Shorter ones are in what the text has
-// in common with the last content before it in their order.
+// Returns the longest of the wanted tokens that the text begins with; null: none. The last content in sorted order that
+// is not above the text is the longest match. If it is none, all matches are in the begin that it shares with the text.
 static const AddedToken* added_token_at(const Tokenizer& tokenizer, std::string_view text, const auto& wanted) {
     const std::vector<int>& order = tokenizer.added_by_text;
     const auto content = [&](int i) { return std::string_view(tokenizer.added[size_t(i)].content); };

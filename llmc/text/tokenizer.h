@@ -111,7 +111,7 @@ std::vector<int> encode(const Tokenizer& tokenizer, std::string_view text, bool 
 std::vector<int> encode_prompt(const Tokenizer& tokenizer, std::string_view text);
 // The tokens before the text of a document: the end of the one before, and the prefix, if it begins with another token.
 std::vector<int> document_start(const Tokenizer& tokenizer);
-// The tokens that stand for nothing before a text: the prefix, or else the first of bos, eos and end_of_text that is.
+// The tokens that stand for nothing before a text: the prefix, or else bos, or else eos, or else end_of_text.
 std::vector<int> text_start(const Tokenizer& tokenizer);
 // Adds the special tokens in the text to counts, by id.
 void count_special(const Tokenizer& tokenizer, std::string_view text, std::map<int, int64_t>& counts);
