@@ -206,9 +206,10 @@ static bool has_odd_surrogates(const std::string& quoted) {
 
 // Whether a number is one to Python, but not to a parser.
 static bool is_odd_number(const std::string& word) {
-    const bool has_digits = word.find_first_not_of("+-.0123456789eE") == word.npos;
-    return (has_digits && std::isinf(std::atof(word.c_str()))) || word == "NaN" || word == "Infinity" ||
-           word == "-Infinity" || word == ZERO;
+    double value = 0.0;
+    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value);
+    const bool too_large = error == std::errc::result_out_of_range && *end == '\0';
+    return too_large || word == "NaN" || word == "Infinity" || word == "-Infinity" || word == ZERO;
 }
 
 // Returns the text with ZERO and spaces in place of values that a parser refuses, and blanks in such keys. `words`

@@ -283,7 +283,7 @@ static bool first_have_text(const TextFile& file, std::string_view start, const 
         with_text += value && (value->type == Json::string || value->type == Json::null);
     }
     const size_t first = start.find_first_not_of(" \t\r\n[");
-    const bool is_list = !file.is_table && first < start.size() && strchr("\"-0123456789", start[first]);
+    const bool is_list = !file.is_table && first < start.size() && strchr("\"-0123456789ntfNI", start[first]);
     return objects == 0 ? !is_list : 2 * with_text > objects;
 } catch (const Error&) {
     return true;  // whoever reads the row refuses it

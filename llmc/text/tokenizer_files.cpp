@@ -147,35 +147,29 @@ static std::string role(const TokenizerParser& p, const std::string& name) {
     return p.roles.contains(name) || !by_default ? content_of(p.roles[name]) : END_OF_TEXT;
 }
 
-// Makes the tokens of the roles special. As transformers does, it adds those that the vocabulary lacks, at its end, but
-// not <|endoftext|> by default. A token of added_tokens.json has the settings of its role, if no other role names it as
-// a text.
-static void read_roles(TokenizerParser& p) {
-    const bool has_settings = p.files.contains("tokenizer.json") || p.config.contains("added_tokens_decoder");
-    std::vector<Json> tokens;
-    for (const char* name : {"bos", "eos", "unk", "sep", "pad", "cls", "mask"})
-        tokens.push_back(p.roles[std::string(name) + "_token"]);
-    bool by_default = false;  // whether a role is <|endoftext|> without being named
+// The tokens of the roles by their texts. One has the settings of the last role that gives it new ones, as in
+// transformers 5. <|endoftext|> is among them by default only if the vocabulary has it.
+static Json read_roles(const TokenizerParser& p) {
+    const bool has_end = find_id(p, END_OF_TEXT) >= 0;
+    std::vector<Json> named;
     for (const char* name : {"bos_token", "eos_token", "unk_token"})
-        by_default |= !p.roles.contains(name) && role(p, name) == END_OF_TEXT;
+        named.push_back(p.roles.contains(name) || !has_end ? p.roles[name] : Json(role(p, name)));
+    for (const char* name : {"sep_token", "pad_token", "cls_token", "mask_token"}) named.push_back(p.roles[name]);
     for (const char* list : {"additional_special_tokens", "extra_special_tokens"}) {
-        std::ranges::copy(p.roles[list].items, std::back_inserter(tokens));
-        for (const auto& [name, token] : p.roles[list].members) tokens.push_back(token);  // they may have names
+        std::ranges::copy(p.roles[list].items, std::back_inserter(named));
+        for (const auto& [name, token] : p.roles[list].members) named.push_back(token);  // they may have names
     }
-    for (const Json& token : tokens) {
-        const std::string content = content_of(token);
-        int id = find_id(p, content);
-        if (content.empty()) continue;
-        if (id < 0) id = int(p.ids.size());
-        const bool is_text = std::ranges::count(tokens, Json(content)) > 0 || (by_default && content == END_OF_TEXT);
-        if (!is_added(p.tokenizer, id) || !(has_settings || added_token(p.tokenizer, id).special))
-            add_token(p, is_text ? Json(content) : token, id);
-        added_token(p.tokenizer, id).special = true;
-    }
+    Json tokens({});
+    for (auto token = named.begin(); token != named.end(); token++)
+        if (!content_of(*token).empty() && std::find(named.begin(), token, *token) == token)
+            tokens[content_of(*token)] = *token;
+    return tokens;
 }
 
-// The added tokens of tokenizer_config.json, or of added_tokens.json, which older versions of transformers wrote.
+// The added tokens of tokenizer_config.json, or of added_tokens.json, which older versions of transformers wrote. The
+// tokens of roles are special; as in transformers, those that the vocabulary lacks are added at its end.
 static void read_side_tokens(TokenizerParser& p) {
+    const Json roles = read_roles(p);
     if (p.config["added_tokens_decoder"].type == Json::object) {
         for (const auto& [id, token] : p.config["added_tokens_decoder"].members) {
             const int known = find_id(p, content_of(token));
@@ -184,9 +178,14 @@ static void read_side_tokens(TokenizerParser& p) {
     } else if (p.files.contains("added_tokens.json")) {
         const Json added = parse_json(p.files.at("added_tokens.json"), "added_tokens.json beside " + p.where);
         for (const auto& [content, id] : read_vocab(p, added))
-            if (!is_added(p.tokenizer, id)) add_token(p, {{"content", content}, {"normalized", true}}, id);
+            if (!is_added(p.tokenizer, id))
+                add_token(p, {{"content", content}, {"normalized", !roles.contains(content)}}, id);
     }
-    read_roles(p);
+    for (const auto& [content, token] : roles.members) {
+        const int known = find_id(p, content), id = known < 0 ? int(p.ids.size()) : known;
+        if (!is_added(p.tokenizer, id)) add_token(p, token, id);
+        added_token(p.tokenizer, id).special = true;
+    }
 }
 
 // Sets the bytes of every token. Refuses ids with a gap, two tokens with the same id, and a byte without a token.

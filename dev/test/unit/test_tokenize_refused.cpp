@@ -94,6 +94,7 @@ TEST_CASE("inputs that are empty or not text are refused, and JSONL that is brok
         {"a.jsonl", R"({"text": "x", "\ud8zz": 1})", "invalid string: '\\u' must be followed by 4 hex digits"},
         {"a.jsonl", R"({"text": 1e999})", "its type is number"},
         {"a.jsonl", R"({"text": "x", "a": NaNa})", "is not valid JSON at byte"},
+        {"a.jsonl", R"({"text": "x", "a": 1e999e5})", "is not valid JSON"},
         {"a", R"({"text": "x"} {"text": "y"})", "a:1: is not valid JSON at byte 15 of 27"},
         {"a", R"({"te\"xt" : "x" "y"})", "a:1: is not valid JSON"},
         {"a", R"({"text": "x)", "a:1: is not valid JSON: it ends in the middle of a value"},
@@ -133,6 +134,8 @@ TEST_CASE("a folder's text is read, and neither a run's log, a model's JSON, nor
                           {"a.txt", "%PDF-1.7"},
                           {"a_labels.json", "[\"a\", {}]"},
                           {"a_sizes.json", " [ [-1, 2] ]"},
+                          {"a_null.json", "null\n"},
+                          {"a_truths.json", "[true, false]"},
                           {"b.csv", "id,n\n1,2\n"}});
     check_refused(run, EXIT_NO_INPUT, "in: holds no text file (.txt ");
     check_refused(run, EXIT_NO_INPUT,
@@ -143,7 +146,7 @@ TEST_CASE("a folder's text is read, and neither a run's log, a model's JSON, nor
     CHECK(run.train() == documents({"the"}));
     FoundFiles found = find_text_files({run.folder / "in"}, "text");
     CHECK(found.left_out["of other kinds"].size() == 3);
-    CHECK(found.left_out["without text under \"text\" (--text-key)"].size() == 5);
+    CHECK(found.left_out["without text under \"text\" (--text-key)"].size() == 7);
 }
 
 TEST_CASE("the message has the first line that is broken, for any number of threads") {

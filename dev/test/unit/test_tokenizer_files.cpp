@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/files.h"
+#include "base/json.h"
 #include "support/parse.h"
 #include "support/refusal.h"
 #include "support/small_tokenizer.h"
@@ -202,21 +203,48 @@ TEST_CASE("added_tokens.json of older directories adds its tokens") {
                 R"({"sep_token": "<b>", "mask_token": {"content": "<a>", "lstrip": true, "normalized": true}})");
     for (int i = 0; i < 2; i++) {  // the second time from the tokenizer.json that is written
         const Tokenizer with_roles = load_tokenizer(folder.path);
-        CHECK(encode(with_roles, "a<b>b <a>a<", true) == std::vector<int>{64, 259, 65, 258, 260});
+        CHECK(encode(with_roles, "a<b>b <a>a<", true) == std::vector<int>{64, 259, 65, 220, 258, 260});
         save_tokenizer(with_roles, folder.path);
     }
-    // As in transformers 4.57 and 5.24 a role has no settings if another one names its token as a text.
-    const std::string mask = R"({"mask_token": {"content": "<a>", "lstrip": true}, "additional_special_tokens": [)";
-    for (const auto& [more, tokens] : {std::pair("", std::vector<int>{64, 258}), {"\"<a>\"", {64, 220, 258}}}) {
-        std::filesystem::remove(folder / "tokenizer.json");
-        write_bytes(folder / "special_tokens_map.json", mask + more + "]}");
-        CHECK(encode(load_tokenizer(folder.path), "a <a>", true) == tokens);
-    }
+    std::filesystem::remove(folder / "tokenizer.json");
     for (const auto& [config, message] :
          {std::pair(R"({"split_special_tokens": true})", "split_special_tokens is true; only false"),
           {R"({"tokenizer_class": "RobertaTokenizer"})", "tokenizer_class is RobertaTokenizer, which may give"}}) {
         write_bytes(folder / "tokenizer_config.json", config);
         CHECK(contains(refusal([&] { load_tokenizer(folder.path); }), message));
+    }
+}
+
+// What roles give to tokens: L: lstrip, R: rstrip, T: their text alone. The tokens of "a <a> <|endoftext|>", which has
+// the default roles of GPT2Tokenizer, are those of transformers 5.24.
+static const struct {
+    std::vector<std::pair<const char*, std::string>> roles;
+    std::vector<int> tokens;
+} several_settings[] = {
+    {{{"eos", "T<a>"}, {"cls", "R<a>"}}, {64, 220, 258, 257}},
+    {{{"bos", "T<a>"}, {"eos", "R<a>"}}, {64, 220, 258, 257}},
+    {{{"cls", "L<a>"}, {"eos", "R<a>"}}, {64, 258, 220, 257}},
+    {{{"eos", "R<a>"}, {"unk", "T<a>"}, {"cls", "L<a>"}}, {64, 258, 220, 257}},
+    {{{"eos", "T<a>"}, {"unk", "R<a>"}, {"cls", "T<a>"}}, {64, 220, 258, 257}},
+    {{{"bos", "R<a>"}, {"eos", "T<a>"}}, {64, 220, 258, 220, 257}},
+    {{{"cls", "R<a>"}, {"mask", "T<a>"}}, {64, 220, 258, 220, 257}},
+    {{{"mask", "T<a>"}, {"eos", "L<|endoftext|>"}}, {64, 220, 258, 257}},
+    {{{"mask", "T<a>"}, {"bos", "L<|endoftext|>"}}, {64, 220, 258, 220, 257}},
+};
+
+TEST_CASE("where roles give a token several settings, it has the last new ones") {
+    TemporaryDirectory folder;
+    save_tokenizer(tokenizer_from_merges({{64, 65}}), folder.path);
+    std::filesystem::remove(folder / "tokenizer.json");
+    for (const auto& [roles, tokens] : several_settings) {
+        Json config({});
+        for (const auto& [name, given] : roles) {
+            const std::string content = given.substr(1);
+            const Json flags = {{"content", content}, {"lstrip", given[0] == 'L'}, {"rstrip", given[0] == 'R'}};
+            config[std::string(name) + "_token"] = given[0] == 'T' ? Json(content) : flags;
+        }
+        write_bytes(folder / "tokenizer_config.json", json_text(config));
+        CHECK(encode(load_tokenizer(folder.path), "a <a> <|endoftext|>", true) == tokens);
     }
 }
 
