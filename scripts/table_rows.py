@@ -53,7 +53,10 @@ def print_parquet(file, columns):
                 fail(BAD_DATA, f'there is no column "{column}" (--text-key); columns: {", ".join(names)}')
             if names.count(column) > 1:
                 fail(BAD_DATA, f'there are {names.count(column)} columns "{column}"; give them different names')
-        for batch in table.iter_batches(batch_size=64, columns=columns):
+        groups = (table.metadata.row_group(i) for i in range(table.num_row_groups))
+        size = sum(group.total_byte_size for group in groups)
+        rows = (4 << 20) * table.metadata.num_rows // max(size, 1)  # of 4 MiB
+        for batch in table.iter_batches(batch_size=min(max(rows, 1), 64), columns=columns):
             for row in batch.to_pylist():
                 write(row)
     except (pyarrow.ArrowException, OSError, TypeError, ValueError) as error:

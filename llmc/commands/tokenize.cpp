@@ -2,8 +2,8 @@
 //
 // One thread reads a batch of chunks, all threads encode them, and one thread writes the tokens in order. Reading and
 // writing do not overlap with encoding, because they take little time in comparison. Neither the bytes of the files nor
-// the memory depend on the number of threads: a batch has BATCH_CHUNKS chunks, and the threads share CACHE_BITS and
-// COUNTED_PIECES.
+// the memory depend on the number of threads: a batch has BATCH_CHUNKS chunks, or fewer long rows, and the threads
+// share CACHE_BITS and COUNTED_PIECES.
 #include <omp.h>
 
 #include <algorithm>
@@ -23,6 +23,7 @@
 #include "text/tokenizer.h"
 
 static constexpr int BATCH_CHUNKS = 64;
+static constexpr size_t BATCH_BYTES = 8 << 20;             // a batch ends with the chunk that reaches them
 static constexpr int CACHE_BITS = 19;                      // 32 MiB of cached pieces (Encoder), over all threads
 static constexpr size_t COUNTED_PIECES = size_t(1) << 19;  // pieces that are counted by the threads apart
 
@@ -58,7 +59,9 @@ struct Batches {
         std::vector<Chunk> chunks(BATCH_CHUNKS);
         std::vector<std::exception_ptr> errors(chunks.size());
         for (int slots = 1; slots > 0;) {
-            for (slots = 0; slots < BATCH_CHUNKS && reader.next(chunks[size_t(slots)]);) slots++;
+            slots = 0;
+            for (size_t bytes = 0; slots < BATCH_CHUNKS && bytes < BATCH_BYTES && reader.next(chunks[size_t(slots)]);)
+                bytes += chunks[size_t(slots++)].bytes.size();
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
             for (int slot = 0; slot < slots; slot++) {
                 try {
