@@ -57,9 +57,10 @@ static cpu_set_t cores_at_start() {
 }
 static const cpu_set_t process_cores = cores_at_start();
 
+static constexpr const char* BINDING[] = {"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"};
+
 void bind_threads() {
-    for (const char* setting : {"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"})
-        if (getenv(setting)) return;
+    if (std::ranges::any_of(BINDING, getenv)) return;
     if (openmp_threads() != CPU_COUNT(&process_cores)) return;
 #pragma omp parallel
     {
@@ -78,6 +79,19 @@ void yield_to_training() {
     setpriority(PRIO_PROCESS, id_t(gettid()), 10);
 }
 
+// OpenMP has bound this thread to the first of its places.
+void unbind() {
+    cpu_set_t cores;
+    CPU_ZERO(&cores);
+    for (int place = 0; place < omp_get_num_places(); place++) {
+        std::vector<int> ids(size_t(omp_get_place_num_procs(place)));
+        omp_get_place_proc_ids(place, ids.data());
+        for (const int id : ids) CPU_SET(id, &cores);
+    }
+    if (CPU_COUNT(&cores)) sched_setaffinity(0, sizeof cores, &cores);
+    for (const char* setting : BINDING) unsetenv(setting);
+}
+
 // omp_get_num_procs counts the cores of the calling thread, to which bind_threads leaves one.
 static int cores_of_process() { return std::max(CPU_COUNT(&process_cores), omp_get_num_procs()); }
 
@@ -89,6 +103,7 @@ __attribute__((constructor)) static void limit_heaps() {
 static int cores_of_process() { return omp_get_num_procs(); }
 void bind_threads() {}
 void yield_to_training() {}
+void unbind() {}
 #endif
 
 double cores_available() { return std::min(double(cores_of_process()), cpu_quota()); }

@@ -27,6 +27,7 @@
 #include "base/common.h"
 #include "base/device.h"
 #include "base/files.h"
+#include "base/host.h"
 #include "base/print.h"
 #include "base/signals.h"
 #include "parallel/comm.h"
@@ -42,6 +43,7 @@ static void become_rank(int rank, int world_size, int port, char** argv) {
                                       {"MASTER_PORT", port}})
         setenv(name, std::to_string(value).c_str(), 1);
     setenv("MASTER_ADDR", "127.0.0.1", 1);
+    unbind();
     execvp(argv[0], argv);
     print_message(format("error: rank %d: %s cannot be started: %s", rank, argv[0], strerror(errno)));
 }
@@ -101,6 +103,7 @@ static void become_mpirun(int count, char** argv) {
         for (const char* name : {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"}) setenv(name, "1", 0);
     if (!getpwuid(geteuid())) setenv("HOME", "/", 0);  // if both are missing, the PMIx of Open MPI 4 crashes
     setenv("TRAIN_GPT2_SAVES", format("%s:%d", host_name().c_str(), int(getppid())).c_str(), 1);
+    unbind();
     hide_mpirun();
     block_in_mpirun();
     execvp(words[0], const_cast<char**>(words.data()));

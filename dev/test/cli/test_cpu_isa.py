@@ -187,7 +187,10 @@ def test_a_cpu_quota_is_shared_by_ranks_and_the_user_overrides_it(quota, data, t
     for count in (2, " 2 , 1"):
         assert threads(0.6, OMP_NUM_THREADS=count) == ["2: OMP_NUM_THREADS", 2]
     half = cores // 2
-    assert threads(cores, "--ranks 2", OMP_NUM_THREADS="") == [f"{half}: {cores} cores, shared by 2 ranks", half]
+    shared = [f"{half}: {cores} cores, shared by 2 ranks", half]
+    assert threads(cores, "--ranks 2", OMP_NUM_THREADS="") == shared
+    for binding in ("OMP_PROC_BIND=true", "OMP_PLACES=cores", f"GOMP_CPU_AFFINITY=0-{cores - 1}"):
+        assert threads(cores, "--ranks 2", **dict([binding.split("=")])) == shared
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the other architectures have one instruction set")
