@@ -116,7 +116,8 @@ static void compare_with(const TrainerState& state, const Run& run, Log& log) {
     if (const std::string changed = changed_options(now, state.options); !changed.empty())
         log.warn("changed since the checkpoint: " + changed + describe_rate(run, state));
     const int ranks = state.options.value("ranks", 0);  // version 0.3.0 has 0 for those of mpirun
-    if (ranks > 0 && ranks != now.ranks && now.deterministic_ranks == 0)
+    const bool same_bits = now.deterministic_ranks > 0 && now.grad_dtype == Dtype::fp32;
+    if (ranks > 0 && ranks != now.ranks && !same_bits)
         log.warn(format("the checkpoint is of %s, and %d %s on: the weights will differ by rounding errors",
                         counted(ranks, "rank").c_str(), now.ranks, now.ranks == 1 ? "goes" : "go"));
     compare_data(run, state, log);

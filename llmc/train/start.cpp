@@ -174,8 +174,10 @@ static void use_ids_of_tokenizer(RunStart& start) {
     const bool is_new = !is_directory(start.weights);
     if (!is_new && std::ranges::count(eos, tokenizer.end_of_text) > 0) return;
     const bool known = std::ranges::all_of(eos, [&](int id) { return id < start.config.V; });
-    const bool keep = known && start.tokenizer_path == start.weights;
-    if (!keep) set_tokens(start.hf_config, tokenizer.end_of_text, tokenizer.bos, tokenizer.pad);
+    const bool own = start.tokenizer_path == start.weights, keep = known && own;
+    const int bos = start.hf_config.bos, pad = own ? start.hf_config.pad : tokenizer.pad;
+    const bool has_bos = own && bos >= 0 && bos < start.config.V;
+    if (!keep) set_tokens(start.hf_config, tokenizer.end_of_text, has_bos ? bos : tokenizer.bos, pad);
     if (is_new || !known || eos.empty()) return;
     start.notes.push_back(format("texts end with token %d in %s, and with %d in the tokenizer %s: %s", eos[0],
                                  start.weights.c_str(), tokenizer.end_of_text, start.tokenizer_path.c_str(),

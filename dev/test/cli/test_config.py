@@ -36,6 +36,11 @@ def test_a_resume_compares_its_options_with_the_checkpoint_whatever_run_toml_say
     assert "--lr 0.0006 (was 0.01)" in said
     assert no_mpi_because() or "warning: the checkpoint is of 1 rank, and 2 go on: the weights will differ" in said
     assert ('--precision "bf16" (was "fp32")' in said) == (out.lines("run")[-1]["precision"] == "bf16")
+    if no_mpi_because():
+        return
+    assert "rounding errors" not in resume(out, "--steps 32 --ranks 1 --deterministic-ranks 2").err
+    said = resume(out, "--steps 33 --ranks 2 --deterministic-ranks 2 --grad-dtype bf16").err  # each rank rounds its sum
+    assert "the weights will differ by rounding errors" in said
 
 
 def test_a_new_run_with_the_config_of_another_has_the_same_losses(trained, tmp_path):

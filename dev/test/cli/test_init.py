@@ -67,6 +67,14 @@ def test_config_json_has_the_tokens_of_another_tokenizer_and_a_line_says_so(mode
     assert "texts end with" not in tune("--init", model, data=data).err
 
 
+def test_an_end_of_text_that_the_model_lacks_becomes_the_tokenizers_and_other_ids_stay(model, data, tmp_path):
+    for name in ("config.json", "generation_config.json"):
+        edit_json(model / name, eos_token_id=50256, bos_token_id=3, pad_token_id=5)
+    assert "texts end with" not in tune("--init", model, out=tmp_path / "run", data=data).err
+    for found in configs(Run(tmp_path / "run").checkpoint(1)):
+        assert [found[f"{name}_token_id"] for name in ("eos", "bos", "pad")] == [299, 3, 5]
+
+
 def test_generate_ends_at_each_of_the_tokens_that_end_a_text(model, tmp_path):
     sample = [PROGRAM, "generate --temperature 0 --max-tokens 40 --prompt king --init", model]
     assert len(run(*sample).out) > len("king\n")
