@@ -77,8 +77,9 @@ static Sequence make_sequence(Encoder& encoder, const std::string& context, cons
     if (is_left) std::ranges::copy(before, s.tokens.begin());
     const bool alone = s.scored == 0 || s.tokens.size() == 1;
     const std::vector<int> start = alone ? text_start(tokenizer) : tokenizer.prefix;
+    const int first = tokenizer.bos >= 0 ? tokenizer.bos : tokenizer.eos;
     const bool begun = alone ? !s.tokens.empty() && s.tokens[0] == start[0]
-                             : tokenizer.bos >= 0 && context.starts_with(tokenizer.tokens[size_t(tokenizer.bos)]);
+                             : first >= 0 && context.starts_with(tokenizer.tokens[size_t(first)]);
     if (!begun) {
         s.tokens.insert(s.tokens.begin(), start.begin(), start.end());
         s.scored += int(start.size());

@@ -69,6 +69,9 @@ static constexpr const char* TEMPLATES = "additional_chat_templates";  // a fold
 static constexpr const char* SIDE_FILES[] = {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
                                              "chat_template.jinja"};
 
+// Special tokens without a role in transformers 5, and in 4.
+static constexpr const char *EXTRA = "extra_special_tokens", *OLD_EXTRA = "additional_special_tokens";
+
 using Ids = std::unordered_map<std::string, int>;  // ids by the token's text in the file
 
 struct TokenizerParser {
@@ -143,33 +146,40 @@ static Json read_side_file(const TokenizerFiles& files, const char* name, const 
 // The text of a role such as "bos_token". GPT2Tokenizer has <|endoftext|> for three of them.
 static std::string role(const TokenizerParser& p, const std::string& name) {
     const std::string type = content_of(p.config["tokenizer_class"]);
-    const bool by_default = (type.empty() || type.starts_with("GPT2Tokenizer")) && name != "pad_token";
+    const bool has_default = name == "bos_token" || name == "eos_token" || name == "unk_token",
+               by_default = (type.empty() || type.starts_with("GPT2Tokenizer")) && has_default;
     return p.roles.contains(name) || !by_default ? content_of(p.roles[name]) : END_OF_TEXT;
 }
 
-// The tokens of the roles by their texts. One has the settings of the last role that gives it new ones, as in
-// transformers 5. <|endoftext|> is among them by default only if the vocabulary has it.
-static Json read_roles(const TokenizerParser& p) {
-    const bool has_end = find_id(p, END_OF_TEXT) >= 0;
-    std::vector<Json> named;
-    for (const char* name : {"bos_token", "eos_token", "unk_token"})
-        named.push_back(p.roles.contains(name) || !has_end ? p.roles[name] : Json(role(p, name)));
-    for (const char* name : {"sep_token", "pad_token", "cls_token", "mask_token"}) named.push_back(p.roles[name]);
-    for (const char* list : {"additional_special_tokens", "extra_special_tokens"}) {
-        std::ranges::copy(p.roles[list].items, std::back_inserter(named));
-        for (const auto& [name, token] : p.roles[list].members) named.push_back(token);  // they may have names
-    }
-    Json tokens({});
-    for (auto token = named.begin(); token != named.end(); token++)
-        if (!content_of(*token).empty() && std::find(named.begin(), token, *token) == token)
-            tokens[content_of(*token)] = *token;
-    return tokens;
+// Adds special_tokens_map.json, whose values hold, to tokenizer_config.json. As in transformers 5 the config's extra
+// tokens come before the map's, whatever their name.
+static Json merge_roles(Json roles, const Json& map) {
+    const Json extra = roles[EXTRA];
+    if (extra.items.empty() && extra.members.empty()) roles[EXTRA] = std::exchange(roles[OLD_EXTRA], {});
+    for (const auto& [name, value] : map.members) roles[name] = value;
+    return roles;
 }
 
-// The added tokens of tokenizer_config.json, or of added_tokens.json, which older versions of transformers wrote. The
-// tokens of roles are special; as in transformers, those that the vocabulary lacks are added at its end.
+// The tokens with a role or another name. <|endoftext|> is among them by default only if the vocabulary has it.
+static std::vector<Json> named_tokens(const TokenizerParser& p) {
+    const bool has_end = find_id(p, END_OF_TEXT) >= 0;
+    std::vector<Json> named;
+    for (const char* name :
+         {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"})
+        named.push_back(p.roles.contains(name) || !has_end ? p.roles[name] : Json(role(p, name)));
+    for (const auto& [name, token] : p.roles.members)
+        if (name.ends_with("_token")) named.push_back(token);
+    for (const auto& [name, token] : p.roles[EXTRA].members) named.push_back(token);
+    return named;
+}
+
+// The added tokens of tokenizer_config.json, or of added_tokens.json, which older versions of transformers wrote. Named
+// tokens are special, and as in transformers 5 they and the extra ones are added, with the last new settings of each.
 static void read_side_tokens(TokenizerParser& p) {
-    const Json roles = read_roles(p);
+    const std::vector<Json> named = named_tokens(p), &extra = p.roles[EXTRA].items;
+    const auto is_among = [](const auto& tokens, const auto& text) {
+        return std::ranges::count(tokens, text, content_of);
+    };
     if (p.config["added_tokens_decoder"].type == Json::object) {
         for (const auto& [id, token] : p.config["added_tokens_decoder"].members) {
             const int known = find_id(p, content_of(token));
@@ -177,14 +187,23 @@ static void read_side_tokens(TokenizerParser& p) {
         }
     } else if (p.files.contains("added_tokens.json")) {
         const Json added = parse_json(p.files.at("added_tokens.json"), "added_tokens.json beside " + p.where);
-        for (const auto& [content, id] : read_vocab(p, added))
+        for (const auto& [content, id] : read_vocab(p, added)) {
+            const bool special = is_among(named, content) + is_among(extra, content) > 0;
             if (!is_added(p.tokenizer, id))
-                add_token(p, {{"content", content}, {"normalized", !roles.contains(content)}}, id);
+                add_token(p, {{"content", content}, {"special", special}, {"normalized", !special}}, id);
+        }
     }
-    for (const auto& [content, token] : roles.members) {
+    std::vector<Json> tokens = named;
+    std::ranges::copy(extra.empty() ? p.roles[OLD_EXTRA].items : extra, std::back_inserter(tokens));
+    Json settings({});  // by the token's text
+    for (auto token = tokens.begin(); token != tokens.end(); token++)
+        if (!content_of(*token).empty() && std::find(tokens.begin(), token, *token) == token)
+            settings[content_of(*token)] = *token;
+    for (const auto& [content, token] : settings.members) {
         const int known = find_id(p, content), id = known < 0 ? int(p.ids.size()) : known;
-        if (!is_added(p.tokenizer, id)) add_token(p, token, id);
-        added_token(p.tokenizer, id).special = true;
+        const bool is_new = !is_added(p.tokenizer, id);
+        if (is_new) add_token(p, token, id);
+        if (is_new || is_among(named, content) > 0) added_token(p.tokenizer, id).special = true;
     }
 }
 
@@ -264,9 +283,10 @@ static bool find_end_of_text(TokenizerParser& p) {
                std::ranges::count(p.tokenizer.merges, id, &Merge::token) == 0;
     });
     if (found == candidates.end())
-        refuse(p, format("no token ends documents: there is neither %s, nor an eos_token in tokenizer_config.json, nor "
-                         "an eos_token_id in config.json; name one as eos_token in tokenizer_config.json",
-                         END_OF_TEXT));
+        refuse(p,
+               format("no token ends documents: there is neither %s, nor an eos_token in tokenizer_config.json or an "
+                      "eos_token_id in config.json that no text is made of; name one in tokenizer_config.json",
+                      END_OF_TEXT));
     p.tokenizer.end_of_text = *found;
     added_token(p.tokenizer, *found, p.tokenizer.tokens[size_t(*found)]).special = true;
     return found - candidates.begin() < 2;  // transformers reads the first two
@@ -297,7 +317,9 @@ static std::vector<int> prefix_of(const TokenizerParser& p, const Json& processo
 
 // Returns the template in chat_template.jinja, or else that of tokenizer_config.json, the default one of several.
 static std::string chat_template_of(const TokenizerParser& p) {
-    if (p.files.contains("chat_template.jinja")) return p.files.at("chat_template.jinja");
+    std::string text = p.files.contains("chat_template.jinja") ? p.files.at("chat_template.jinja") : "";
+    std::erase(text, '\r');  // as Python reads line ends
+    if (!text.empty()) return text;
     const Json& in_config = p.config["chat_template"];
     for (const Json& named : in_config.items)
         if (named["name"] == "default") return content_of(named["template"]);
@@ -331,6 +353,16 @@ static void check_pipeline(const TokenizerParser& p, const Json& file) {
                                          {"byte_fallback", false},
                                          {"ignore_merges", false}})
         require_value(p, file["model"], key, supported);
+}
+
+// Refuses classes for which transformers 5 makes another pipeline. Some it makes from tokenizer.json.
+static void check_class(const TokenizerParser& p, const std::string& type, bool one_file) {
+    const std::string own = "GPT2Tokenizer CodeGenTokenizer PreTrainedTokenizer TokenizersBackend ",
+                      others =
+                          "GPTNeoXTokenizer GPTJTokenizer OPTTokenizer BloomTokenizer LlamaTokenizer Qwen2Tokenizer ";
+    if ((one_file ? own + others : own).find(type.substr(0, type.rfind("Fast")) + " ") == own.npos)
+        refuse(p, "tokenizer_class is " + printable(type) + ", which may give other tokens than GPT-2's" +
+                      (one_file ? "; if tokenizer.json holds as it is, make it PreTrainedTokenizerFast" : ""));
 }
 
 static Json added_token_json(const AddedToken& token) {
@@ -378,22 +410,16 @@ static Json read_one_file(const TokenizerParser& p) {
 
 Tokenizer parse_tokenizer(TokenizerFiles files, const std::string& where) {
     const Json config = read_side_file(files, "tokenizer_config.json", where);
-    Json roles = config;
-    if (!config.contains("added_tokens_decoder"))
-        std::ranges::copy(read_side_file(files, "special_tokens_map.json", where).members,
-                          std::back_inserter(roles.members));
-    TokenizerParser p{files, where, read_side_file(files, "config.json", where), config, roles};
+    const bool has_list = config.contains("added_tokens_decoder");
+    const Json map = has_list ? Json() : read_side_file(files, "special_tokens_map.json", where);
+    TokenizerParser p{files, where, read_side_file(files, "config.json", where), config, merge_roles(config, map)};
     Tokenizer& tokenizer = p.tokenizer;
     const bool one_file = files.contains("tokenizer.json");
     require_value(p, config, "add_prefix_space", false, " in tokenizer_config.json");
     require_value(p, config, "split_special_tokens", false, " in tokenizer_config.json");
     if (!one_file)
         require_value(p, config, "add_eos_token", false, " beside vocab.json");  // else transformers ignores it
-    const std::string type = content_of(config["tokenizer_class"]);
-    const bool is_usual = type.empty() || type.starts_with("GPT2Tokenizer") || type.starts_with("CodeGenTokenizer") ||
-                          type.starts_with("PreTrainedTokenizer") || type == "TokenizersBackend";
-    if (!one_file && !is_usual)
-        refuse(p, "tokenizer_class is " + printable(type) + ", which may give other tokens than GPT-2's");
+    check_class(p, content_of(config["tokenizer_class"]), one_file);
     const Json file = one_file ? read_one_file(p) : read_two_files(p);
     p.ids = read_vocab(p, file["model"]["vocab"]);
     for (const Json& token : file["added_tokens"].items) add_token(p, token, token["id"]);

@@ -104,6 +104,8 @@ TEST_CASE("added tokens of a row stand for themselves, after the tokenizer's pre
     CHECK(tokens(row) == text({BOS, SEP}, " A"));
     CHECK(tokens(row, true) == text({end, BOS, SEP}, " A"));
     CHECK(tokens(R"({"context": "<s>x", "continuation": "A"})") == text({BOS}, "x A"));  // not twice
+    tokenizer.bos = -1;                                                                  // eos is the same token
+    CHECK(tokens(R"({"context": "<s>x", "continuation": "A"})") == text({BOS}, "x A"));
     tokenizer.bos = end;
     CHECK(tokens(R"({"context": "<s>x", "continuation": "A"})") == text({BOS, BOS}, "x A"));  // it is not bos
 }

@@ -213,6 +213,10 @@ TEST_CASE("added_tokens.json of older directories adds its tokens") {
         write_bytes(folder / "tokenizer_config.json", config);
         CHECK(contains(refusal([&] { load_tokenizer(folder.path); }), message));
     }
+    write_bytes(folder / "tokenizer.json", small_json());
+    CHECK(contains(refusal([&] { load_tokenizer(folder.path); }), "make it PreTrainedTokenizerFast"));
+    write_bytes(folder / "tokenizer_config.json", R"({"tokenizer_class": "LlamaTokenizerFast"})");
+    CHECK_NOTHROW(load_tokenizer(folder.path));
 }
 
 // What roles give to tokens: L: lstrip, R: rstrip, T: their text alone. The tokens of "a <a> <|endoftext|>", which has
@@ -246,6 +250,29 @@ TEST_CASE("where roles give a token several settings, it has the last new ones")
         write_bytes(folder / "tokenizer_config.json", json_text(config));
         CHECK(encode(load_tokenizer(folder.path), "a <a> <|endoftext|>", true) == tokens);
     }
+}
+
+TEST_CASE("extra tokens and those with names of their own are added, and special as in transformers 5.24") {
+    TemporaryDirectory folder;
+    save_tokenizer(tokenizer_from_merges({{64, 65}}), folder.path);
+    std::filesystem::remove(folder / "tokenizer.json");
+    const auto added = [&](const char* config, const char* map) {
+        write_bytes(folder / "tokenizer_config.json", config);
+        write_bytes(folder / "special_tokens_map.json", map);
+        std::string out;
+        for (const AddedToken& token : load_tokenizer(folder.path).added)
+            if (token.content != END_OF_TEXT) out += token.content + (token.special ? "*" : "");
+        return out;
+    };
+    CHECK(added(R"({"a_token": "<a>", "pad_token": "<p>"})", R"({"b_token": "<b>"})") == "<p>*<a>*<b>*");
+    CHECK(added(R"({"extra_special_tokens": {"a": "<a>"}})", R"({"additional_special_tokens": ["<b>"]})") ==
+          "<a>*<b>*");
+    CHECK(added(R"({"extra_special_tokens": ["<a>"], "additional_special_tokens": ["<b>"]})", "{}") == "<a>*");
+    CHECK(added(R"({"additional_special_tokens": ["<a>"]})", R"({"additional_special_tokens": ["<b>"]})") == "<a>*");
+    CHECK(added(R"({"pad_token": "<a>"})", R"({"pad_token": "<b>"})") == "<b>*");
+    write_bytes(folder / "added_tokens.json", R"({"<a>": 258, "<b>": 259, "<c>": 260})");
+    CHECK(added(R"({"pad_token": "<a>"})", R"({"additional_special_tokens": ["<b>"]})") == "<a>*<b><c>");
+    CHECK(added("{}", R"({"extra_special_tokens": ["<b>"], "eos_token": "<c>"})") == "<a><b>*<c>*");
 }
 
 // Changes of small_json(), and what is said of the file then.
