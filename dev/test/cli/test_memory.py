@@ -110,3 +110,17 @@ def test_threads_need_little_stack(tmp_path, data):
     for command in ([PROGRAM, "tokenize", tmp_path / "a.jsonl", "--output", tmp_path / "out", "--tokenizer", data],
                     [train_command("--steps 3", out=tmp_path / "run", data=data)]):
         run(*command, env={"OMP_NUM_THREADS": 2, "OMP_STACKSIZE": "16K"})
+
+
+def test_tokenize_needs_no_more_memory_for_more_long_rows(data, start, tmp_path):
+    peaks = []
+    for rows in (4, 32):
+        text, out = tmp_path / f"{rows}.jsonl", tmp_path / f"{rows}"
+        with text.open("w") as file:
+            for _ in range(rows):  # one by one: a process counts the memory of the one that has started it
+                file.write(f'{{"text": "{"the king of that " * 250000}"}}\n')
+        process = start(PROGRAM, "tokenize", text, "--tokenizer", data, "-o", out)
+        _, status, usage = os.wait4(process.pid, 0)
+        assert status == 0, process.output
+        peaks.append(usage.ru_maxrss / 1024)
+    assert peaks[1] < 1.5 * peaks[0], peaks
