@@ -8,7 +8,7 @@
 # are, without a word: it does so with any state that does not belong to a parameter. Learning rates do arrive. The next
 # step begins with moments of zero and a bias correction of step 1, so it moves each weight by the whole rate, here
 # against the direction of the 100 steps before. The unused copies stay in the state, and are saved again.
-# dcp.load asks only for the names that the given dictionary has: a new optimizer has no moments yet, so none are read.
+# dcp.load reads only the names that the given dictionary has. A new optimizer has no moments, so none are read.
 # In a dictionary with numbers as keys, dcp.load fills tensors, which it reads in place, but writes a plain value beside
 # the old one, under the string. Turning the keys into int helps, as do get_ and set_optimizer_state_dict.
 # Versions: torch 2.15.0, numpy 2.3.5, Python 3.11, one process, CPU. The installation takes several GB.

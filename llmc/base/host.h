@@ -49,5 +49,5 @@ void bind_threads();
 // priority a save of 124M cost 8 s of training, now 2.
 void yield_to_training();
 
-// Lets what this process executes run on all of its cores, whatever OMP_PROC_BIND and its kin say.
+// Call before exec: the new program may run on all cores, without OMP_PROC_BIND, OMP_PLACES and GOMP_CPU_AFFINITY.
 void unbind();

@@ -160,7 +160,7 @@ static Json merge_roles(Json roles, const Json& map) {
     return roles;
 }
 
-// The tokens with a role or another name. <|endoftext|> is among them by default only if the vocabulary has it.
+// Tokens with a role, or a name such as "image_token". Default roles count only if the vocabulary has <|endoftext|>.
 static std::vector<Json> named_tokens(const TokenizerParser& p) {
     const bool has_end = find_id(p, END_OF_TEXT) >= 0;
     std::vector<Json> named;
@@ -355,7 +355,7 @@ static void check_pipeline(const TokenizerParser& p, const Json& file) {
         require_value(p, file["model"], key, supported);
 }
 
-// Refuses classes for which transformers 5 makes another pipeline. Some it makes from tokenizer.json.
+// Refuses classes for which transformers 5 makes another pipeline. It reads `others` from tokenizer.json as they are.
 static void check_class(const TokenizerParser& p, const std::string& type, bool one_file) {
     const std::string own = "GPT2Tokenizer CodeGenTokenizer PreTrainedTokenizer TokenizersBackend ",
                       others =
