@@ -116,7 +116,7 @@ def test_text_sh_takes_pipes_and_stdin(command, tree, tmp_path):
 
 @pytest.mark.parametrize("name, content", [
     ("my.d.csv", ('text\r\n"' + README.replace('"', "'").replace("\n", '"\r\n"') + '"\r\n').encode()),
-    ("d.TXT.Gz", gzip.compress(b'{"text": 1}\n' + README.encode()))])
+    ("d.TXT.Gz", gzip.compress(b'{"text": 1}\n' + README.encode()))], ids=["csv", "gzip"])
 def test_text_sh_keeps_the_endings_of_a_named_pipe(name, content, tree, tmp_path):
     (tmp_path / "file").mkdir()
     (tmp_path / "file" / name).write_bytes(content)
