@@ -235,8 +235,10 @@ int64_t scratch_bytes(int B, int T, int C, int NH, int Vp) {
 template <class floatX>
 int64_t muon_scratch_bytes(int C) {
     int64_t bytes = 0;
+    const auto* unit = matrix_operations<floatX>();
+    const auto scratch_of = unit ? unit->batch_scratch_bytes : vector_operations<floatX>().matmul_scratch_bytes;
     for (const auto& [IC, OC] : {std::pair(C, C), {C, 4 * C}, {4 * C, C}})
-        bytes = std::max(bytes, unit_operations<floatX>().matmul_scratch_bytes(C, IC, OC));
+        bytes = std::max(bytes, scratch_of(C, IC, OC));
     return bytes;
 }
 
@@ -323,7 +325,7 @@ void matmul_backward(const MatmulBackward<floatX>& m, int N, int IC, int OC, Str
 
 constexpr int MIRROR_COLUMNS = 128;
 
-// out = x x^T, on vectors; a matrix unit's matmul does this itself. Blocks of columns are computed from the diagonal
+// out = x x^T, on vectors. Blocks of columns are computed from the diagonal
 // down, and mirrored: the elements above have the same products in the same order, so the same bits. 32 rows at a time
 // stay in the first-level cache.
 template <class floatX>
@@ -347,11 +349,13 @@ static void product_with_itself(floatX* out, const floatX* x, int N, int IC, Str
 template <class floatX>
 void matmul_batch(floatX* out, const floatX* left, const floatX* right, bool transposed, int count, int N, int IC,
                   int OC, Stream stream) {
+    if (const auto* unit = matrix_operations<floatX>())
+        return unit->matmul_batch(out, left, right, transposed, count, N, IC, OC, stream);
     for (int64_t i = 0; i < count; i++) {
         floatX* const product = out + i * N * OC;
         const floatX* const factor = left + i * N * IC;
         const Weight<floatX> weight = {right + i * IC * OC, nullptr};
-        if (transposed && left == right && N > MIRROR_COLUMNS && !matrix_operations<floatX>())
+        if (transposed && left == right && N > MIRROR_COLUMNS)
             product_with_itself<floatX>(product, factor, N, IC, stream);
         else if (transposed)
             matmul_forward<floatX>({.out = product, .inp = factor, .weight = weight}, N, IC, OC, stream);

@@ -309,10 +309,12 @@ void head_backward(bf16* dinp, float* dweight, void* exponentials, const float* 
 
 const Variant variant{.of_float = {},
                       .of_bf16 = {.matmul_scratch_bytes = matmul_scratch_bytes,
+                                  .batch_scratch_bytes = batch_scratch_bytes,
                                   .scratch_bytes = scratch_bytes,
                                   .run_microkernel = run_microkernel,
                                   .packed_bytes = packed_bytes,
                                   .pack_weight = pack_weight,
+                                  .matmul_batch = matmul_batch,
                                   .matmul_forward = matmul_forward,
                                   .matmul_backward = matmul_backward,
                                   .attention_forward = attention_forward,

@@ -276,7 +276,8 @@ INLINE void add_rows(Row& sums, const bf16* pair) {
     }
 }
 
-// Copies the blocks of x (N, N) below the diagonal, transposed, above it. All threads of a parallel region call it.
+// Copies the blocks of x (N, N) below the diagonal, transposed, above it. All threads of a parallel region call it;
+// there is no barrier at its end.
 void mirror(bf16* x, int N) {
 #pragma omp for schedule(dynamic, 1) nowait
     for (int64_t r = 1; r < panels_of(N); r++)
@@ -319,6 +320,27 @@ struct BackwardScratch {
         sums = arena.take<float>(TASK_SUMS * omp_get_max_threads());
         bytes = arena.used;
     }
+};
+
+// Scratch memory of matmul_batch: the packed operands of at_once products.
+struct BatchScratch {
+    static constexpr int64_t NUMBERS = 4 << 20;  // 8 MiB: 14 products of (192, 768) matrices
+    int64_t left_size, right_size;
+    int at_once;
+    bf16 *lefts, *rights;
+    float* sums;
+    int64_t bytes;
+
+    BatchScratch(void* base, int N, int IC, int OC) : left_size(operand_size(N, IC)), right_size(operand_size(OC, IC)) {
+        Arena arena{base, 0, PAGE};
+        at_once = int(std::max<int64_t>(1, NUMBERS / (left_size + right_size)));
+        lefts = arena.take<bf16>(at_once * left_size);
+        rights = arena.take<bf16>(at_once * right_size);
+        sums = arena.take<float>(TASK_SUMS * omp_get_max_threads());
+        bytes = arena.used;
+    }
+    bf16* left(int64_t i) const { return lefts + i * left_size; }
+    bf16* right(int64_t i) const { return rights + i * right_size; }
 };
 
 // matmul_backward for a block of N rows. Operands that no result needs are not packed.
@@ -409,8 +431,6 @@ void matmul_forward(const MatmulForward<bf16>& m, int N, int IC, int OC, Stream)
     bf16* packed_weight = arena.take<bf16>(operand_size(OC, IC));
     bf16* packed_inp = arena.take<bf16>(operand_size(block, IC));
     float* sums = arena.take<float>(TASK_SUMS * omp_get_max_threads());
-    // x x^T is symmetric: the elements above the diagonal have the same products in the same order, so the same bits.
-    const bool symmetric = m.inp == m.weight.rows && N == OC && N <= block && !m.bias && !m.residual && !m.pre_gelu;
 #pragma omp parallel
     {
         pack_matrix<pack_rows_as_b>(packed_weight, m.weight.rows, OC, IC);
@@ -422,10 +442,9 @@ void matmul_forward(const MatmulForward<bf16>& m, int N, int IC, int OC, Stream)
             const bf16* residual = m.residual ? m.residual + n * OC : nullptr;
             matmul(sums, packed_operand(packed_inp, panels_of(rows), depth),
                    packed_operand(packed_weight, panels_of(OC), depth),
-                   ForwardEpilogue{m.out.data + n * OC, pre_gelu, m.bias, residual, rows, OC}, symmetric);
+                   ForwardEpilogue{m.out.data + n * OC, pre_gelu, m.bias, residual, rows, OC});
 #pragma omp barrier
         }
-        if (symmetric) mirror(m.out.data, N);
     }
 }
 
@@ -445,6 +464,33 @@ void matmul_backward(const MatmulBackward<bf16>& m, int N, int IC, int OC, Strea
             Backward{part, std::min(N - int(n), block), IC, OC, scratch}.run();
 #pragma omp barrier
         }
+    }
+}
+
+int64_t batch_scratch_bytes(int N, int IC, int OC) { return BatchScratch(nullptr, N, IC, OC).bytes; }
+
+void matmul_batch(bf16* out, const bf16* left, const bf16* right, bool transposed, int count, int N, int IC, int OC,
+                  Stream) {
+    const BatchScratch scratch(cpu::scratch(batch_scratch_bytes(N, IC, OC)), N, IC, OC);
+    // x x^T is symmetric: the elements above the diagonal have the same products in the same order, so the same bits.
+    const bool symmetric = transposed && left == right && N == OC;
+#pragma omp parallel
+    for (int first = 0; first < count; first += scratch.at_once) {
+        const int end = std::min(count, first + scratch.at_once);
+        for (int64_t i = first; i < end; i++) {
+            pack_matrix<pack_rows_as_a>(scratch.left(i - first), left + i * N * IC, N, IC);
+            if (transposed)
+                pack_matrix<pack_rows_as_b>(scratch.right(i - first), right + i * OC * IC, OC, IC);
+            else
+                pack_matrix<pack_columns_as_b>(scratch.right(i - first), right + i * IC * OC, IC, OC);
+        }
+#pragma omp barrier
+        for (int64_t i = first; i < end; i++)
+            matmul(scratch.sums, packed_operand(scratch.left(i - first), panels_of(N), panels_of(IC)),
+                   packed_operand(scratch.right(i - first), panels_of(OC), panels_of(IC)),
+                   ForwardEpilogue{out + i * N * OC, nullptr, nullptr, nullptr, N, OC}, symmetric);
+#pragma omp barrier
+        for (int64_t i = first; i < end && symmetric; i++) mirror(out + i * N * N, N);
     }
 }
 

@@ -23,11 +23,13 @@ static std::vector<MuonMatrix> matrices_of(const ParamLayout& layout) {
 static int64_t most_elements(const ParamLayout& layout) { return int64_t(4) * layout.config.C * layout.config.C; }
 
 MuonStacks::MuonStacks(const ParamLayout& layout, MemoryOptions options) {
-    constexpr int64_t enough = 64 << 20;  // 28 matrices (768, 3072) or 6 (1600, 6400), which fill a GPU
-    const int64_t C = layout.config.C, least = 4 * C * C;
-    // Layers share the memory of their gradients with sums_apart. A CPU's cores are busy with one matrix.
-    layers_at_once = device_memory_is_host() || options.sums_apart() ? 1 : layout.config.L;
-    elements = device_memory_is_host() ? least : std::max(least, std::min(enough, layers_at_once * 2 * least));
+    // 28 matrices (768, 3072) or 6 (1600, 6400) fill a GPU, 14 (192, 768) are work for a CPU's cores.
+    const int64_t enough = device_memory_is_host() ? 2 << 20 : 64 << 20;
+    const int64_t C = layout.config.C, least = 4 * C * C, layer = 2 * least;
+    // Layers share the memory of their gradients with sums_apart.
+    layers_at_once = options.sums_apart() ? 1 : layout.config.L;
+    if (device_memory_is_host()) layers_at_once = int(std::clamp<int64_t>(enough / layer, 1, layers_at_once));
+    elements = std::max(least, std::min(enough, layers_at_once * layer));
     products = std::max(capacity(int(C), int(C)), capacity(int(C), 4 * int(C))) * C * C;
 }
 

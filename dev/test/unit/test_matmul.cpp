@@ -130,12 +130,14 @@ TEST_CASE_TEMPLATE("NaN and infinity reach exactly the outputs that depend on th
 TEST_CASE("a backward pass without gradients is refused") { refuse_no_gradients(); }
 
 TEST_CASE_TEMPLATE("products of a batch of matrices agree with the definition", floatX, float, bf16) {
-    for (const auto& [count, s] : {std::pair(1, Shape{8, 8, 8}), {3, {24, 96, 24}}, {4, {33, 40, 56}}})
+    // Of the last shape, a matrix unit packs three products at a time.
+    for (const auto& [count, s] :
+         {std::pair(1, Shape{8, 8, 8}), {3, {24, 96, 24}}, {4, {33, 40, 56}}, {4, {33, 16000, 8}}})
         compare_batch<floatX>(cpu_backend, count, s);
 }
 
 TEST_CASE_TEMPLATE("a matrix times itself has the bits of two equal ones", floatX, float, bf16) {
-    for (const auto& size : {std::pair(1, 5), {130, 300}, {192, 8}, {400, 70}}) {
+    for (const auto& size : {std::pair(1, 5), {130, 300}, {192, 8}, {400, 70}, {40, 40000}}) {
         const int N = size.first, IC = size.second;
         CAPTURE(N);
         const auto x = random_tensor<floatX>(int64_t(2) * N * IC, 1), same = random_tensor<floatX>(x.size(), 1);
