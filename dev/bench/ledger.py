@@ -185,7 +185,7 @@ class Launch:
 
 ITERATIONS = int(in_source("llmc/train/muon.h", r"ITERATIONS = (\d+)")[0])  # iterations of Newton-Schulz
 STACK_MATRICES = int(in_source("llmc/ops/ops.h", r"MOST = (\d+)")[0])
-STACK_ELEMENTS = int(in_source("llmc/train/muon.cpp", r"enough = (\d+) << 20")[0]) << 20
+STACK_ELEMENTS = int(in_source("llmc/train/muon.cpp", r"enough = .* : (\d+) << 20")[0]) << 20
 
 
 @dataclass

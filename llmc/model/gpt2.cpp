@@ -79,7 +79,7 @@ float* GPT2<floatX>::gradient_amax(Param weight, int l) {
 
 template <class floatX>
 void copy_rounded(floatX* to, const float* from, int64_t count, Stream stream) {
-    constexpr int64_t most = 1 << 20;
+    constexpr int64_t most = 1 << 16;  // small beside the tensors that plans count
     std::vector<floatX> rounded(std::min(count, most));
     for (int64_t begin = 0; begin < count; begin += most) {
         const int64_t piece = std::min(most, count - begin);
