@@ -61,7 +61,6 @@ TEST_CASE("a step is measured with fewer sequences, with one and two layers, or 
 
 // ---- memory
 
-static const MemoryOptions none = {};
 static const int64_t plenty = int64_t(1) << 40;
 
 static std::vector<MemoryItem> memory(Dtype dtype, int B, const MemoryOptions& options, int world_size = 1) {
