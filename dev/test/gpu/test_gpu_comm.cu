@@ -248,7 +248,10 @@ TEST_CASE("ranks: if one rank ends while a launch of another blocks, the watchdo
         const std::unique_ptr<Comm> comm =
             make_comm(launch, std::make_shared<Watchdog>(60.0, launch.rank, launch.world_size));
         comm->connect();
-        if (launch.rank == 1) _exit(9);
+        if (launch.rank == 1) {
+            sleep(1);  // until rank 0 has begun its collective, which would fail itself
+            _exit(9);
+        }
         simt::config.queue_limit = 8;
         const OwnedStream stream;
         const DeviceBuffer<float> x(64, "x");
