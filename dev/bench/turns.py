@@ -52,7 +52,7 @@ def main():
                 runs.append(start(command, pathlib.Path(scratch) / f"run{i}"))
             before, had = [len(steps(log)) for _, log in runs], [0.0, 0.0]
             for turn in range(2 * options.turns):
-                i = (turn + turn // 2) % 2  # 0 1 1 0 0 1 1 0 ...: a machine that becomes slower favours neither
+                i = (turn + turn // 2) % 2  # 0 1 1 0 0 1 1 0 ...: a machine that slows down favours neither run
                 begin = time.monotonic()
                 runs[i][0].send_signal(signal.SIGCONT)
                 time.sleep(options.seconds)

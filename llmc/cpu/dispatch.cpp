@@ -325,7 +325,7 @@ void matmul_backward(const MatmulBackward<floatX>& m, int N, int IC, int OC, Str
 
 constexpr int MIRROR_COLUMNS = 128;
 
-// out = x x^T, on vectors. Blocks of columns are computed from the diagonal
+// out = x x^T, for CPUs without a matrix unit. Blocks of columns are computed from the diagonal
 // down, and mirrored: the elements above have the same products in the same order, so the same bits. 32 rows at a time
 // stay in the first-level cache.
 template <class floatX>

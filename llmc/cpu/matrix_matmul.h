@@ -276,8 +276,8 @@ INLINE void add_rows(Row& sums, const bf16* pair) {
     }
 }
 
-// Copies the blocks of x (N, N) below the diagonal, transposed, above it. All threads of a parallel region call it;
-// there is no barrier at its end.
+// Makes x (N, N) symmetric: each block below the diagonal is copied, transposed, to its place above. All threads of a
+// parallel region call it; there is no barrier at its end.
 void mirror(bf16* x, int N) {
 #pragma omp for schedule(dynamic, 1) nowait
     for (int64_t r = 1; r < panels_of(N); r++)
@@ -322,9 +322,9 @@ struct BackwardScratch {
     }
 };
 
-// Scratch memory of matmul_batch: the packed operands of at_once products.
+// Scratch memory of matmul_batch: the packed operands of as many products as share a parallel region.
 struct BatchScratch {
-    static constexpr int64_t NUMBERS = 4 << 20;  // 8 MiB: 14 products of (192, 768) matrices
+    static constexpr int64_t NUMBERS = 4 << 20;  // in both operands: 8 MiB, or 14 matrices (192, 768) twice
     int64_t left_size, right_size;
     int at_once;
     bf16 *lefts, *rights;

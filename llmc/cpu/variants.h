@@ -37,9 +37,9 @@ struct Operations {
     void (*column_sums)(float* sums, const floatX* x, int N, int columns, bool accumulate) = nullptr;
     int64_t (*matmul_scratch_bytes)(int N, int IC, int OC) = nullptr;
     int64_t (*batch_scratch_bytes)(int N, int IC, int OC) = nullptr;  // of matmul_batch
-    decltype(&cpu::scratch_bytes<floatX>) scratch_bytes = nullptr;    // scratch of all but the matmuls
-    double (*run_microkernel)(const void* operands) = nullptr;        // the matmul's, in the caches; returns the FLOP
-    decltype(&cpu::packed_bytes<floatX>) packed_bytes = nullptr;      // matrix units only, as the two below
+    decltype(&cpu::scratch_bytes<floatX>) scratch_bytes = nullptr;    // scratch of all operations but the matmuls
+    double (*run_microkernel)(const void* operands) = nullptr;    // runs the matmul's in the caches; returns the FLOP
+    decltype(&cpu::packed_bytes<floatX>) packed_bytes = nullptr;  // only matrix units have this and the next two
     decltype(&cpu::pack_weight<floatX>) pack_weight = nullptr;
     decltype(&cpu::matmul_batch<floatX>) matmul_batch = nullptr;
 #define FIELD(op) decltype(&cpu::op<floatX>) op = nullptr;

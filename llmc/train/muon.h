@@ -31,7 +31,7 @@ struct MuonMatrix {
     float scale() const { return 0.2f * std::sqrt(float(long_side())); }  // factor of the update
 };
 
-// Sizes of the memory in which matrices of one shape are made orthogonal together: as many as fill a GPU.
+// Sizes of the memory in which matrices of one shape are made orthogonal together: as many as keep the device busy.
 struct MuonStacks {
     int layers_at_once;
     int64_t elements, products;  // elements of the matrices; elements of their products with their transposes

@@ -249,7 +249,7 @@ TEST_CASE("ranks: if one rank ends while a launch of another blocks, the watchdo
             make_comm(launch, std::make_shared<Watchdog>(60.0, launch.rank, launch.world_size));
         comm->connect();
         if (launch.rank == 1) {
-            sleep(1);  // until rank 0 has begun its collective, which would fail itself
+            sleep(1);  // rank 0 starts its collective meanwhile; one that starts later fails at once
             _exit(9);
         }
         simt::config.queue_limit = 8;

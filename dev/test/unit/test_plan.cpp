@@ -109,7 +109,7 @@ TEST_CASE("the largest micro-batch is the largest divisor that fits, on the CPU 
 }
 
 TEST_CASE("a plan that does not fit names the options that would make it fit, and none that is given already") {
-    // With the chunks that a CPU without a matrix unit saves memory by: so the advice is the same on all CPUs.
+    // All rows have --logit-chunks 8. Only CPUs without a matrix unit save memory by it, and only their advice has it.
     const auto parsed = [](std::vector<const char*> options) {
         options.push_back("--logit-chunks=8");
         return train(options);
